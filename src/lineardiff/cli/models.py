@@ -1,0 +1,62 @@
+"""``lineardiff models``: the models that this package registers with timm."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+
+import timm
+import torch
+import tyro
+from timm.models import model_entrypoint
+
+import lineardiff
+from lineardiff.cli.arguments import parse
+from lineardiff.cli.errors import nearest
+from lineardiff.cli.table import format_table
+from lineardiff.evaluate import multiply_adds, parameters
+
+# Parameters, multiply-adds and ImageNet top-1 of the paper, https://arxiv.org/abs/2511.00833
+PUBLISHED = {
+    "vca_deit_tiny_patch16_224": ("6.0 M", "1.2 G", "75.6"),
+    "vca_deit_small_patch16_224": ("22.6 M", "4.6 G", "80.7"),
+}
+
+
+@dataclass
+class Models:
+    """List the models of lineardiff, as timm.create_model and --model take their names."""
+
+    pattern: tyro.conf.Positional[str] = "*"
+    """Only names that match, with the wildcards * and ?."""
+    table: bool = False
+    """Build each model and show its parameters and multiply-adds, beside what the paper reports."""
+
+
+def run(words: Sequence[str]) -> None:
+    arguments = parse(Models, words, prog="lineardiff models")
+    names = [name for name in model_names() if fnmatch(name, arguments.pattern)]
+    if not names:
+        hint = nearest(arguments.pattern, model_names())
+        raise ValueError(f"no model of lineardiff matches {arguments.pattern!r}; {hint}")
+    if not arguments.table:
+        print("\n".join(names))
+        return
+    published = ("parameters", "multiply-adds", "top-1")
+    header = ("model", "image", "parameters", "multiply-adds", *(f"published {name}" for name in published))
+    print(format_table(header, [_row(name) for name in names]))
+    print("\npublished: reported by the paper (arXiv 2511.00833); the others are counted on the built models")
+
+
+def model_names() -> list[str]:
+    """Names in timm's registry whose models this package defines, sorted."""
+    prefix = f"{lineardiff.__name__}."
+    return [name for name in timm.list_models() if model_entrypoint(name).__module__.startswith(prefix)]
+
+
+def _row(name: str) -> tuple[str, ...]:
+    with torch.device("meta"):
+        model = timm.create_model(name)
+    chans, height, width = model.pretrained_cfg["input_size"]
+    cost = multiply_adds(model, (height, width), in_chans=chans)
+    size = f"{height} x {width}"
+    return name, size, f"{parameters(model):,}", f"{cost:,}", *PUBLISHED.get(name, ("-", "-", "-"))

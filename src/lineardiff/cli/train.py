@@ -1,0 +1,107 @@
+"""``lineardiff train RECIPE``: train, or continue a run."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import tyro
+
+from lineardiff.cli.arguments import parse
+from lineardiff.cli.table import format_table
+from lineardiff.recipes import RECIPES, ClassificationRecipe, get_recipe
+
+_logger = logging.getLogger("lineardiff")
+
+if TYPE_CHECKING:
+    from lineardiff.train import ClassificationTask
+
+
+@dataclass
+class Train:
+    """Train a recipe. A run folder that holds a run of the same recipe is continued where it stopped."""
+
+    recipe: tyro.conf.OmitArgPrefixes[ClassificationRecipe]
+    output: Path | None = None
+    """Folder of the run: curves, checkpoints, weights. None: runs/RECIPE."""
+    resume: bool = True
+    """--no-resume refuses a folder that holds a run; otherwise the run is continued."""
+    dry_run: bool = False
+    """Show the resolved recipe, the size of the model and the number of steps, and train nothing."""
+
+
+def run(words: Sequence[str]) -> None:
+    if not words or words[0] in ("-h", "--help"):
+        print(_usage())
+        return
+    name, *flags = words
+    if name.startswith("-"):
+        raise ValueError(f"the recipe comes first, then flags; there are {', '.join(RECIPES)}")
+    arguments = parse(Train, flags, prog=f"lineardiff train {name}", default=Train(get_recipe(name)))
+    recipe, output = arguments.recipe, arguments.output or Path("runs") / name
+    if arguments.dry_run:
+        print(_resolved(recipe, get_recipe(name)))
+
+    # Here, because it takes seconds: help and mistakes in flags do not wait for it.
+    from accelerate import PartialState
+
+    from lineardiff.train import ClassificationTask, train
+
+    task = ClassificationTask(recipe)
+    if arguments.dry_run:
+        print("\n" + _size(recipe, task))
+        return
+    if any((output / "checkpoints").glob("step-*")):
+        _logger.info("continuing the run in %s", output)
+    summary = train(recipe, task, output=output, resume=arguments.resume)
+    if PartialState().is_main_process:
+        rows = [
+            (key, f"{value:.4f}" if isinstance(value, float) else str(value))
+            for key, value in summary.items()
+        ]
+        print(format_table(("summary", ""), rows, left=2))
+        print(f"\nwrote {output}; lineardiff evaluate {output} scores it again")
+
+
+def _usage() -> str:
+    recipes = "\n".join(f"  {name:<15} {_first_line(make.__doc__)}" for name, make in RECIPES.items())
+    return (
+        "usage: lineardiff train RECIPE [flags]\n\n"
+        f"{_first_line(Train.__doc__)}\n\nrecipes:\n{recipes}\n\n"
+        "lineardiff train RECIPE --help lists the flags: every field of the recipe is one."
+    )
+
+
+def _first_line(text: str | None) -> str:
+    return (text or "").strip().split("\n")[0]
+
+
+def _resolved(recipe: ClassificationRecipe, original: ClassificationRecipe) -> str:
+    before = asdict(original)
+    rows = [
+        (field, _text(value), "" if value == before[field] else _text(before[field]))
+        for field, value in asdict(recipe).items()
+    ]
+    return format_table(("field", "value", "instead of"), rows, left=3)
+
+
+def _text(value: object) -> str:
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _size(recipe: ClassificationRecipe, task: "ClassificationTask") -> str:
+    from lineardiff.data import steps_per_epoch
+    from lineardiff.evaluate import multiply_adds, parameters
+
+    steps = recipe.epochs * steps_per_epoch(len(task.train_data), batch_size=recipe.batch_size)
+    rows = [
+        ("training images", len(task.train_data)),
+        ("validation images", len(task.validation)),
+        ("classes", len(task.classes)),
+        ("parameters", parameters(task.model)),
+        ("multiply-adds of one image", multiply_adds(task.model, recipe.image_size)),
+        ("updates", steps),
+        ("images seen", steps * recipe.batch_size),
+    ]
+    return format_table(("size", ""), [(name, f"{number:,}") for name, number in rows])

@@ -1,0 +1,155 @@
+"""The image transforms of training and of evaluation, built by timm."""
+
+from collections.abc import Callable, Sequence
+from itertools import chain
+
+from PIL import Image
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, create_transform
+from timm.data.auto_augment import AugmentOp, AugMixAugment, AutoAugment, RandAugment, posterize
+from torch import Tensor
+from torchvision import transforms
+from torchvision.transforms.functional import InterpolationMode
+
+Transform = Callable[[Image.Image], Tensor]
+
+_INTERPOLATIONS = tuple(
+    mode.value for mode in InterpolationMode if mode is not InterpolationMode.NEAREST_EXACT
+)
+
+
+def train_transform(
+    *,
+    image_size: int,
+    train_crop: str = "random-resized",
+    crop_scale: tuple[float, float] = (0.08, 1.0),
+    auto_augment: str | None = "rand-m9-mstd0.5-inc1",
+    color_jitter: float = 0.3,
+    random_erasing: float = 0.25,
+    hflip: float = 0.5,
+    interpolation: str = "bicubic",
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+    std: Sequence[float] = IMAGENET_DEFAULT_STD,
+) -> Transform:
+    """Build DeiT's training augmentation; the defaults are its settings for ImageNet.
+
+    Args:
+        image_size: side of the square output in pixels.
+        train_crop: "random-resized" cuts a random area and aspect ratio and resizes it; "pad", for images of
+            about 32 pixels, resizes the shorter side to image_size, pads image_size / 8 black pixels on every
+            side (the 4 of CIFAR at 32) and cuts a random image_size square.
+        crop_scale: smallest and largest share of the area for "random-resized"; "pad" has no use for it.
+        auto_augment: policy of timm ("rand-m9-mstd0.5-inc1", "augmix-m3-w3", "original", ...) or None.
+        color_jitter: strength of brightness, contrast and saturation jitter. timm leaves it out where
+            auto_augment is given (3-Augment excepted).
+        random_erasing: probability of replacing a rectangle by normal noise, pixel by pixel.
+        hflip: probability of a horizontal flip.
+        interpolation: of resizing and of RandAugment's geometric operations: "nearest", "bilinear",
+            "bicubic", "box", "hamming", "lanczos", or "random" (bilinear or bicubic).
+        mean, std: of the three channels, in the range 0 to 1.
+
+    Returns:
+        A function from an RGB image of any size to a normalised float32 tensor (3, image_size, image_size).
+        It draws from the global generators of Python, NumPy and torch.
+
+    Raises:
+        ValueError: a size, probability, range or name that the transforms cannot use.
+    """
+    _check_image_size(image_size)
+    if train_crop not in ("random-resized", "pad"):
+        raise ValueError(f"train_crop={train_crop!r}: expected 'random-resized' or 'pad'")
+    if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
+        raise ValueError(
+            f"crop_scale={crop_scale}: expected two shares of the area, 0 < smallest <= largest <= 1"
+        )
+    for name, probability in (("random_erasing", random_erasing), ("hflip", hflip)):
+        if not 0 <= probability <= 1:
+            raise ValueError(f"{name}={probability}: expected a probability between 0 and 1")
+    if color_jitter < 0:
+        raise ValueError(f"color_jitter={color_jitter}: expected a strength of 0 or more")
+    _check_interpolation(interpolation, allowed=(*_INTERPOLATIONS, "random"))
+    try:
+        transform = create_transform(
+            image_size,
+            is_training=True,
+            scale=crop_scale,
+            auto_augment=auto_augment,
+            color_jitter=color_jitter or None,
+            re_prob=random_erasing,
+            re_mode="pixel",
+            hflip=hflip,
+            interpolation=interpolation,
+            mean=tuple(mean),
+            std=tuple(std),
+        )
+    except (AssertionError, KeyError, ValueError) as error:
+        raise ValueError(
+            f"auto_augment={auto_augment!r} is not a policy timm knows ({error or type(error).__name__}); "
+            "expected None or e.g. 'rand-m9-mstd0.5-inc1', 'augmix-m3-w3', 'original', '3a'"
+        ) from error
+    if train_crop == "pad":
+        resize = InterpolationMode.BICUBIC if interpolation == "random" else InterpolationMode(interpolation)
+        transform.transforms[:1] = [
+            transforms.Resize(image_size, interpolation=resize),
+            transforms.RandomCrop(image_size, padding=image_size // 8),
+        ]
+    for operation in _operations(transform):
+        if operation.aug_fn is posterize:
+            operation.aug_fn = _posterize
+    return transform
+
+
+def eval_transform(
+    *,
+    image_size: int,
+    crop_pct: float = 0.875,
+    interpolation: str = "bicubic",
+    mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
+    std: Sequence[float] = IMAGENET_DEFAULT_STD,
+) -> Transform:
+    """Build the deterministic transform of evaluation: resize the shorter side, cut the centre, normalise.
+
+    Args:
+        image_size: side of the square output in pixels.
+        crop_pct: share that is kept of the shorter side, which is resized to image_size / crop_pct pixels.
+        interpolation: "nearest", "bilinear", "bicubic", "box", "hamming" or "lanczos".
+        mean, std: of the three channels, in the range 0 to 1.
+
+    Returns:
+        A function from an RGB image of any size to a normalised float32 tensor (3, image_size, image_size).
+
+    Raises:
+        ValueError: a size, share or name that the transform cannot use.
+    """
+    _check_image_size(image_size)
+    if not 0 < crop_pct <= 1:
+        raise ValueError(f"crop_pct={crop_pct}: expected a share of the image, 0 < crop_pct <= 1")
+    _check_interpolation(interpolation, allowed=_INTERPOLATIONS)
+    return create_transform(
+        image_size, crop_pct=crop_pct, interpolation=interpolation, mean=tuple(mean), std=tuple(std)
+    )
+
+
+def _operations(transform: transforms.Compose) -> list[AugmentOp]:
+    """Return every operation of the augmentation policy in `transform`."""
+    operations: list[AugmentOp] = []
+    for step in transform.transforms:
+        if isinstance(step, RandAugment | AugMixAugment):
+            operations.extend(step.ops)
+        elif isinstance(step, AutoAugment):
+            operations.extend(chain.from_iterable(step.policy))
+    return operations
+
+
+def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
+    """timm's posterize for Pillow 13 too, which refuses the 0 bits that made a black image before."""
+    return posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
+
+
+def _check_image_size(image_size: int) -> None:
+    if image_size < 1:
+        raise ValueError(f"image_size={image_size}: expected the side of the image in pixels, at least 1")
+
+
+def _check_interpolation(interpolation: str, *, allowed: tuple[str, ...]) -> None:
+    if interpolation not in allowed:
+        raise ValueError(f"interpolation={interpolation!r}: expected one of {', '.join(allowed)}")

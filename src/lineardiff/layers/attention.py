@@ -1,0 +1,263 @@
+"""Visual-Contrast Attention as a layer: it takes the place of a vision transformer's self-attention."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from lineardiff.layers.conv import ValueConv
+from lineardiff.layers.tokens import pool_grid, resize_contrast_embed
+from lineardiff.ops import Inputs, Softmax, Stage, attend, reference
+from lineardiff.ops.inputs import check_options
+
+Tokens = Literal["pool+embed", "embed", "pool"]
+Pool = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
+
+
+class VisualContrastAttention(nn.Module):
+    """Visual-Contrast Attention (https://arxiv.org/abs/2511.00833), linear in the number of tokens.
+
+    Parameters are named as in timm's `Attention` where they mean the same (`qkv`, `proj`), so pretrained
+    weights load; `pos_embed_pos`, `pos_embed_neg` (n, dim) are e+ and e-, `lambda1_*`, `lambda2_*` (head_dim)
+    the vectors of l1 and l2, `norm1`, `norm2` the RMSNorms of the stages, `conv` the depth-wise convolution.
+
+    Args:
+        dim: channels C.
+        num_heads: heads; must divide `dim`.
+        contrast_grid: (h, w) cells that the queries are pooled into; n = h w contrast tokens.
+        grid_size: (H, W) of the tokens when it is fixed; None takes it from each call.
+        depth: index of the block from 0; sets l_init = 0.8 - 0.6 exp(-0.3 depth).
+        qkv_bias, proj_bias: biases of the projections.
+        proj_drop: dropout after the output projection.
+        conv: add a depth-wise 3x3 convolution of V on the grid.
+        tokens: how contrast tokens arise: "pool+embed" (the paper), "embed" (learned, the same for every
+            image) or "pool" (both streams are the pooled queries).
+        stage1, stage2: "contrast" (the paper), "plain" (one stream, no lambda, no norm), "halves" (the
+            language form of differential attention).
+        softmax: of stage II: "separate" (the paper's two) or "joint" (one over the 2n tokens).
+        pool: "avg", or a function like :func:`lineardiff.layers.tokens.pool_grid`:
+            (B, H*W, C), (H, W), (h, w) -> (B, h*w, C).
+
+    Raises:
+        ValueError: an option does not fit.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        contrast_grid: tuple[int, int] = (7, 7),
+        grid_size: tuple[int, int] | None = None,
+        depth: int = 0,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        proj_drop: float = 0.0,
+        conv: bool = True,
+        tokens: Tokens = "pool+embed",
+        stage1: Stage = "contrast",
+        stage2: Stage = "contrast",
+        softmax: Softmax = "separate",
+        pool: Literal["avg"] | Pool = "avg",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"dim={dim} must be a multiple of num_heads={num_heads}; change one of them.")
+        if tokens not in get_args(Tokens):
+            raise ValueError(f"tokens={tokens!r} is unknown; choose one of {get_args(Tokens)}.")
+        check_options(softmax=softmax, stage1=stage1, stage2=stage2)
+        if not (pool == "avg" or callable(pool)):
+            raise ValueError(f"pool={pool!r} is unknown; pass 'avg' or a function (x, feat_size, contrast_grid).")
+        if depth < 0:
+            raise ValueError(f"depth={depth} is negative; blocks are counted from 0.")
+        head_dim = dim // num_heads
+        if "halves" in (stage1, stage2) and head_dim % 2:
+            raise ValueError(f"a 'halves' stage needs an even head dimension; dim / num_heads is {head_dim}.")
+        factory = {"device": device, "dtype": dtype}
+
+        self.dim = dim
+        self.num_heads = num_heads
+        self.head_dim = head_dim
+        self.contrast_grid: tuple[int, int] = _pair("contrast_grid", contrast_grid)
+        self.grid_size: tuple[int, int] | None = None if grid_size is None else _pair("grid_size", grid_size)
+        self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
+        self.tokens: str = tokens
+        self.stage1: str = stage1
+        self.stage2: str = stage2
+        self.softmax: str = softmax
+        self.pool = pool_grid if pool == "avg" else pool
+
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
+        n = self.contrast_grid[0] * self.contrast_grid[1]
+        embed, contrast = "embed" in tokens, "contrast" in (stage1, stage2)
+        self.pos_embed_pos = nn.Parameter(torch.empty(n, dim, **factory)) if embed else None
+        self.pos_embed_neg = nn.Parameter(torch.empty(n, dim, **factory)) if embed and contrast else None
+        for number, stage in ((1, stage1), (2, stage2)):
+            for vector in ("q1", "k1", "q2", "k2"):
+                value = None if stage == "plain" else nn.Parameter(torch.empty(head_dim, **factory))
+                self.register_parameter(f"lambda{number}_{vector}", value)
+        self.norm1 = None if stage1 == "plain" else nn.RMSNorm(head_dim, eps=1e-5, **factory)
+        self.norm2 = None if stage2 == "plain" else nn.RMSNorm(head_dim, eps=1e-5, **factory)
+        self.conv = ValueConv(dim, **factory) if conv else None
+        self.proj = nn.Linear(dim, dim, bias=proj_bias, **factory)
+        self.proj_drop = nn.Dropout(proj_drop)
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draw the layer's own parameters anew: e+ and e- from N(0, 1), the lambda vectors from N(0, 0.1).
+
+        As in torch and timm, submodules (qkv, conv, norms, proj) have a `reset_parameters` of their own.
+        """
+        for name, parameter in self.named_parameters(recurse=False):
+            nn.init.normal_(parameter, std=0.1 if name.startswith("lambda") else 1.0)
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:
+        """Attend.
+
+        Args:
+            x: tokens (B, P + H*W, C): P prefix tokens (a class token, registers), then the grid row by row.
+            feat_size: (H, W); None takes `grid_size`. P follows from it.
+
+        Returns:
+            (B, P + H*W, C).
+
+        Raises:
+            ValueError: no grid is known, it does not fit the tokens, or it is smaller than the contrast grid.
+        """
+        B, N, C = x.shape
+        H, W = self._feat_size(N, feat_size)
+        inputs = self._inputs(x, (H, W))
+        o = attend(inputs).transpose(1, 2).reshape(B, N, C)
+        if self.conv is not None:
+            o = o + self.conv(inputs.v, (H, W))
+        return self.proj_drop(self.proj(o))
+
+    @torch.jit.ignore
+    @torch.no_grad()
+    def attention_maps(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
+        """What the layer sees, for figures: computed by the reference, without gradients.
+
+        Args:
+            x: tokens (B, P + H*W, C).
+            feat_size: (H, W); None takes `grid_size`.
+
+        Returns:
+            The contrast map v^ (B, heads, n, head_dim) of stage I and the signed attention A
+            (B, heads, P + H*W, n) of stage II.
+
+        Raises:
+            ValueError: as :meth:`forward`.
+        """
+        inputs = self._inputs(x, self._feat_size(x.shape[1], feat_size))
+        return reference.contrast_map(inputs), reference.attention_map(inputs)
+
+    @torch.jit.ignore
+    def set_contrast_grid(self, contrast_grid: tuple[int, int]) -> None:
+        """Change the contrast grid; the embeddings are resized as timm resizes position embeddings.
+
+        Raises:
+            ValueError: `contrast_grid` is no pair of positive integers.
+        """
+        new_grid = _pair("contrast_grid", contrast_grid)
+        for name in ("pos_embed_pos", "pos_embed_neg"):
+            embed = getattr(self, name)
+            if embed is not None:
+                resized = resize_contrast_embed(embed.detach(), new_grid=new_grid, old_grid=self.contrast_grid)
+                setattr(self, name, nn.Parameter(resized.clone(), requires_grad=embed.requires_grad))
+        self.contrast_grid = new_grid
+
+    def _feat_size(self, N: int, feat_size: tuple[int, int] | None) -> tuple[int, int]:
+        if feat_size is None:
+            feat_size = self.grid_size
+        if feat_size is None:
+            raise ValueError(
+                "the grid of the tokens is unknown; call with feat_size=(H, W), or build the layer with grid_size=(H, W)."
+            )
+        H, W = feat_size
+        h, w = self.contrast_grid
+        if H < h or W < w:
+            raise ValueError(
+                f"the grid {H} x {W} is smaller than the contrast grid {h} x {w}; "
+                "use a larger image or a smaller contrast_grid."
+            )
+        if N < H * W:
+            raise ValueError(
+                f"x has {N} tokens, fewer than the {H} x {W} grid of feat_size; give the (H, W) of these tokens."
+            )
+        return H, W
+
+    def _inputs(self, x: Tensor, feat_size: tuple[int, int]) -> Inputs:
+        """Project x and form the contrast tokens: everything that the op receives."""
+        B, N, _ = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.dim).unbind(2)
+        pos, neg = self._contrast_tokens(q, feat_size)
+        l1 = self._lambda(self.lambda1_q1, self.lambda1_k1, self.lambda1_q2, self.lambda1_k2)
+        l2 = self._lambda(self.lambda2_q1, self.lambda2_k1, self.lambda2_q2, self.lambda2_k2)
+        gain1 = self.norm1.weight if self.norm1 is not None else None
+        gain2 = self.norm2.weight if self.norm2 is not None else None
+        return Inputs(
+            self._split_heads(q),
+            self._split_heads(k),
+            self._split_heads(v),
+            self._split_heads(pos),
+            self._split_heads(neg) if neg is not None else None,
+            (l1, l2),
+            (gain1, gain2),
+            (self.lambda_init, self.lambda_init),
+            self.softmax,
+            self.stage1,
+            self.stage2,
+            1e-5,
+        )
+
+    def _contrast_tokens(self, q: Tensor, feat_size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
+        """t+ = t~ + e+ and t- = t~ + e-, (B, n, C)."""
+        e_pos, e_neg = self.pos_embed_pos, self.pos_embed_neg
+        if self.tokens == "embed":
+            assert e_pos is not None
+            pos = e_pos.to(q.dtype).expand(q.shape[0], -1, -1)
+            return pos, e_neg.to(q.dtype).expand(q.shape[0], -1, -1) if e_neg is not None else None
+        grid = q[:, q.shape[1] - feat_size[0] * feat_size[1] :]
+        if torch.jit.is_scripting():
+            pooled = pool_grid(grid, feat_size, self.contrast_grid)
+        else:
+            pooled = self.pool(grid, feat_size, self.contrast_grid)
+        if e_pos is None:
+            return pooled, pooled if self.stage1 == "contrast" or self.stage2 == "contrast" else None
+        pos = (pooled + e_pos).to(q.dtype)
+        return pos, (pooled + e_neg).to(q.dtype) if e_neg is not None else None
+
+    def _lambda(
+        self,
+        q1: Tensor | None,
+        k1: Tensor | None,
+        q2: Tensor | None,
+        k2: Tensor | None,
+    ) -> Tensor | None:
+        """l = exp(lq1 . lk1) - exp(lq2 . lk2) + l_init, in float32 at least; None for a plain stage."""
+        if q1 is None or k1 is None or q2 is None or k2 is None:
+            return None
+        dtype = torch.promote_types(q1.dtype, torch.float32)
+        q1, k1, q2, k2 = q1.to(dtype), k1.to(dtype), q2.to(dtype), k2.to(dtype)
+        return torch.exp((q1 * k1).sum()) - torch.exp((q2 * k2).sum()) + self.lambda_init
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        """(B, rows, C) -> (B, heads, rows, head_dim)."""
+        return x.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)
+
+    def extra_repr(self) -> str:
+        return (
+            f"dim={self.dim}, num_heads={self.num_heads}, contrast_grid={self.contrast_grid}, "
+            f"grid_size={self.grid_size}, tokens={self.tokens!r}, stage1={self.stage1!r}, "
+            f"stage2={self.stage2!r}, softmax={self.softmax!r}"
+        )
+
+
+def _pair(name: str, value: object) -> tuple[int, int]:
+    if isinstance(value, (tuple, list)) and len(value) == 2 and all(int(i) == i and i > 0 for i in value):
+        return int(value[0]), int(value[1])
+    raise ValueError(f"{name} must be two positive integers (rows, columns); got {value!r}.")

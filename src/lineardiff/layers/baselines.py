@@ -1,0 +1,89 @@
+"""What Visual-Contrast Attention is compared with, all called as `forward(x, feat_size)`."""
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from timm.layers import DiffAttention
+from torch import Tensor, nn
+
+from lineardiff.layers.attention import VisualContrastAttention
+from lineardiff.layers.conv import ValueConv
+
+
+class SelfAttention(nn.Module):
+    """Multi-head self-attention, fused (`scaled_dot_product_attention`), with timm's parameter names.
+
+    Args:
+        dim: channels C.
+        num_heads: heads; must divide `dim`.
+        qkv_bias, proj_bias: biases of the projections.
+        attn_drop, proj_drop: dropout of the attention map and after the output projection.
+        conv: add the depth-wise 3x3 convolution of V that Visual-Contrast Attention has, so that a
+            comparison can tell the attention from the convolution.
+
+    Raises:
+        ValueError: `num_heads` does not divide `dim`.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int = 8,
+        *,
+        qkv_bias: bool = True,
+        proj_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        conv: bool = False,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        if num_heads < 1 or dim % num_heads:
+            raise ValueError(f"dim={dim} must be a multiple of num_heads={num_heads}; change one of them.")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.num_heads = num_heads
+        self.head_dim = dim // num_heads
+        self.attn_drop = attn_drop
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
+        self.conv = ValueConv(dim, **factory) if conv else None
+        self.proj = nn.Linear(dim, dim, bias=proj_bias, **factory)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:
+        """(B, P + H*W, C) -> (B, P + H*W, C); only the convolution needs feat_size (H, W)."""
+        B, N, C = x.shape
+        q, k, v = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        o = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
+        o = o.transpose(1, 2).reshape(B, N, C)
+        if self.conv is not None:
+            if feat_size is None:
+                raise ValueError("the convolution of V needs the grid; call with feat_size=(H, W).")
+            o = o + self.conv(v, feat_size)
+        return self.proj_drop(self.proj(o))
+
+
+class AgentAttention(VisualContrastAttention):
+    """Agent attention (Han et al., ECCV 2024, https://arxiv.org/abs/2312.08874): pooled queries attend to all
+    keys, then every query attends to them.
+
+    It is Visual-Contrast Attention with one stream in both stages and neither embeddings, lambdas nor norms,
+    and is built so; the position biases of the original, which fix the image size, are left out.
+
+    Args:
+        dim: channels C.
+        num_heads: heads.
+        **options: of :class:`VisualContrastAttention` (contrast_grid: the grid of agents, conv, biases, ...).
+    """
+
+    def __init__(self, dim: int, num_heads: int = 8, **options: Any) -> None:
+        super().__init__(dim, num_heads, tokens="pool", stage1="plain", stage2="plain", **options)
+
+
+class DifferentialAttention(DiffAttention):
+    """timm's differential attention (Ye et al., ICLR 2025, https://arxiv.org/abs/2410.05258), which needs no
+    grid: `feat_size` is accepted so that every arm is called alike. TorchScript cannot compile it."""
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:  # type: ignore[override]
+        return super().forward(x)

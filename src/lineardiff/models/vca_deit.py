@@ -1,0 +1,305 @@
+"""DeiT (https://arxiv.org/abs/2012.12877) with Visual-Contrast Attention or another arm, on timm's ViT."""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import DropPath, LayerScale
+from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
+from timm.models.deit import VisionTransformerDistilled
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor, nn
+
+from lineardiff.layers import Arm, check_arms, create_attention
+from lineardiff.models.weights import checkpoint_filter_fn, vca_terms
+
+__all__ = ["VCAVisionTransformer", "VCAVisionTransformerDistilled"]  # timm adds the registered functions
+
+
+class Block(nn.Module):
+    """timm's pre-norm transformer block, whose attention knows the grid of the tokens."""
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        arms: Sequence[Arm],
+        options: dict[str, Any],
+        depth: int,
+        mlp_ratio: float,
+        mlp_layer: Any,
+        act_layer: Any,
+        norm_layer: Any,
+        qkv_bias: bool,
+        proj_bias: bool,
+        attn_drop: float,
+        proj_drop: float,
+        drop_path: float,
+        init_values: float | None,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **unsupported: Any,
+    ) -> None:
+        super().__init__()
+        for name in ("qk_norm", "scale_attn_norm", "scale_mlp_norm"):
+            if unsupported.get(name):
+                raise ValueError(f"{name}=True is not available in the vca_deit models; leave it False.")
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.norm1 = norm_layer(dim, **factory)
+        self.attn = create_attention(
+            arms[depth],
+            dim,
+            num_heads,
+            depth=depth,
+            attn_drop=attn_drop,
+            options=options,
+            qkv_bias=qkv_bias,
+            proj_bias=proj_bias,
+            proj_drop=proj_drop,
+            **factory,
+        )
+        self.ls1 = LayerScale(dim, init_values=init_values, **factory) if init_values else nn.Identity()
+        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+        self.norm2 = norm_layer(dim, **factory)
+        self.mlp = mlp_layer(
+            in_features=dim,
+            hidden_features=int(dim * mlp_ratio),
+            act_layer=act_layer,
+            bias=proj_bias,
+            drop=proj_drop,
+            **factory,
+        )
+        self.ls2 = LayerScale(dim, init_values=init_values, **factory) if init_values else nn.Identity()
+        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
+        """Tokens (B, P + H*W, C) with their grid (H, W) -> (B, P + H*W, C)."""
+        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), feat_size)))
+        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+
+
+class VCAVisionTransformer(VisionTransformer):
+    """timm's VisionTransformer whose blocks know the grid of their tokens.
+
+    Args:
+        attention: "vca", "mhsa", "mhsa_conv", "diff" or "agent" for all blocks, or one for each.
+        contrast_grid, tokens, stage1, stage2, softmax, conv, pool: options of
+            :class:`lineardiff.VisualContrastAttention`; None keeps its default.
+        depth: number of blocks.
+        *args, **kwargs: of timm's VisionTransformer.
+
+    Raises:
+        ValueError: an option does not fit, or a contrast grid is larger than the grid of the patches.
+    """
+
+    def __init__(
+        self,
+        *args: Any,
+        attention: str | Sequence[str] = "vca",
+        depth: int = 12,
+        contrast_grid: tuple[int, int] | None = None,
+        tokens: str | None = None,
+        stage1: str | None = None,
+        stage2: str | None = None,
+        softmax: str | None = None,
+        conv: bool | None = None,
+        pool: Any = None,
+        patch_drop_rate: float = 0.0,
+        **kwargs: Any,
+    ) -> None:
+        for name in ("attn_layer", "block_fn"):
+            if name in kwargs:
+                raise ValueError(f"{name} cannot be set on a vca_deit model; choose the attention with attention=.")
+        if patch_drop_rate:
+            raise ValueError(
+                f"patch_drop_rate={patch_drop_rate} removes tokens from the grid that attention pools; leave it 0."
+            )
+        arms = check_arms(attention, depth)
+        given = {
+            "contrast_grid": contrast_grid,
+            "tokens": tokens,
+            "stage1": stage1,
+            "stage2": stage2,
+            "softmax": softmax,
+            "conv": conv,
+            "pool": pool,
+        }
+        options = {name: value for name, value in given.items() if value is not None}
+        super().__init__(*args, depth=depth, block_fn=partial(Block, arms=arms, options=options), **kwargs)
+        self.blocks = nn.ModuleList(self.blocks)  # a Sequential cannot hand on the grid
+        self._check_grid()
+
+    def _check_grid(self) -> None:
+        H, W = self.patch_embed.grid_size
+        for index, block in enumerate(self.blocks):
+            h, w = getattr(block.attn, "contrast_grid", (1, 1))
+            if h > H or w > W:
+                raise ValueError(
+                    f"blocks.{index} pools into a {h} x {w} contrast grid, but images of {self.patch_embed.img_size} "
+                    f"pixels have only {H} x {W} patches; pass contrast_grid=({min(h, H)}, {min(w, W)}) or a larger img_size."
+                )
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Embeddings, tokens, and the lambdas and contrast embeddings of the VCA blocks."""
+        return super().no_weight_decay() | {
+            name for name in vca_terms(self) if "lambda" in name or "pos_embed" in name
+        }
+
+    @torch.jit.ignore
+    def set_input_size(
+        self, img_size: tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
+    ) -> None:
+        """Change the image or patch size; position embeddings are resampled, contrast tokens stay as many."""
+        super().set_input_size(img_size=img_size, patch_size=patch_size)
+        self._check_grid()
+
+    def forward_tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
+        """Images (B, 3, height, width) -> tokens before the blocks (B, P + H*W, C) and their grid (H, W)."""
+        if self.dynamic_img_size:
+            feat_size = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
+        else:
+            feat_size = self.patch_embed.grid_size
+        return self.norm_pre(self._pos_embed(self.patch_embed(x))), feat_size
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, 3, height, width) -> normalised tokens (B, P + H*W, C)."""
+        x, feat_size = self.forward_tokens(x)
+        for block in self.blocks:
+            if self.grad_checkpointing and not torch.jit.is_scripting():
+                x = checkpoint(block, x, feat_size)
+            else:
+                x = block(x, feat_size)
+        return self.norm(x)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, 3, height, width) -> logits (B, num_classes)."""
+        return self.forward_head(self.forward_features(x))
+
+    def forward_intermediates(  # type: ignore[override]
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        return_prefix_tokens: bool = False,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+        output_dict: bool = False,
+    ) -> Any:
+        """As timm's, without masks: the features after the chosen blocks."""
+        if output_fmt not in ("NCHW", "NLC"):
+            raise ValueError(f"output_fmt={output_fmt!r} is unknown; choose 'NCHW' or 'NLC'.")
+        take_indices, max_index = feature_take_indices(len(self.blocks), indices)
+        blocks = self.blocks[: max_index + 1] if stop_early else self.blocks
+        x, feat_size = self.forward_tokens(x)
+        taken = []
+        for index, block in enumerate(blocks):
+            x = checkpoint(block, x, feat_size) if self.grad_checkpointing else block(x, feat_size)
+            if index in take_indices:
+                taken.append(self.norm(x) if norm else x)
+
+        P = self.num_prefix_tokens
+        prefix_tokens = [y[:, :P] for y in taken] if P else None
+        features = [y[:, P:] for y in taken]
+        if output_fmt == "NCHW":
+            features = [y.transpose(1, 2).unflatten(2, feat_size).contiguous() for y in features]
+        if output_dict:
+            result: dict[str, Any] = {"image_intermediates": features}
+            if return_prefix_tokens and prefix_tokens is not None:
+                result["image_intermediates_prefix"] = prefix_tokens
+            if not intermediates_only:
+                result["image_features"] = self.norm(x)
+            return result
+        intermediates: list[Any] = features
+        if return_prefix_tokens and prefix_tokens is not None:
+            intermediates = list(zip(features, prefix_tokens, strict=True))
+        return intermediates if intermediates_only else (self.norm(x), intermediates)
+
+
+class VCAVisionTransformerDistilled(VCAVisionTransformer, VisionTransformerDistilled):
+    """With DeiT's distillation token: two prefix tokens and two heads."""
+
+
+def _create(variant: str, pretrained: bool, *, distilled: bool = False, **kwargs: Any) -> nn.Module:
+    return build_model_with_cfg(
+        VCAVisionTransformerDistilled if distilled else VCAVisionTransformer,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
+        **kwargs,
+    )
+
+
+def _cfg(**kwargs: Any) -> dict[str, Any]:
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "pool_size": None,
+        "crop_pct": 0.875,  # of the DeiT recipe (256 -> 224)
+        "interpolation": "bicubic",
+        "fixed_input_size": True,
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head",
+        "license": "apache-2.0",
+        **kwargs,
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vca_deit_tiny_patch16_224": _cfg(),
+        "vca_deit_small_patch16_224": _cfg(),
+        "vca_deit_base_patch16_224": _cfg(),
+        "vca_deit_tiny_distilled_patch16_224": _cfg(classifier=("head", "head_dist")),
+        "vca_deit_small_distilled_patch16_224": _cfg(classifier=("head", "head_dist")),
+        "vca_deit_base_distilled_patch16_224": _cfg(classifier=("head", "head_dist")),
+    }
+)
+
+_TINY: dict[str, Any] = {"patch_size": 16, "embed_dim": 192, "depth": 12, "num_heads": 3}
+_SMALL: dict[str, Any] = {"patch_size": 16, "embed_dim": 384, "depth": 12, "num_heads": 6}
+_BASE: dict[str, Any] = {"patch_size": 16, "embed_dim": 768, "depth": 12, "num_heads": 12}
+
+
+@register_model
+def vca_deit_tiny_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-DeiT-Tiny: 49 contrast tokens in 12 blocks, 5,973,928 parameters."""
+    return _create("vca_deit_tiny_patch16_224", pretrained, **{**_TINY, **kwargs})
+
+
+@register_model
+def vca_deit_small_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-DeiT-Small: 49 contrast tokens in 12 blocks, 22,556,008 parameters."""
+    return _create("vca_deit_small_patch16_224", pretrained, **{**_SMALL, **kwargs})
+
+
+@register_model
+def vca_deit_base_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-DeiT-Base: 49 contrast tokens in 12 blocks."""
+    return _create("vca_deit_base_patch16_224", pretrained, **{**_BASE, **kwargs})
+
+
+@register_model
+def vca_deit_tiny_distilled_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-DeiT-Tiny with a distillation token: two prefix tokens."""
+    return _create("vca_deit_tiny_distilled_patch16_224", pretrained, distilled=True, **{**_TINY, **kwargs})
+
+
+@register_model
+def vca_deit_small_distilled_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-DeiT-Small with a distillation token: two prefix tokens."""
+    return _create("vca_deit_small_distilled_patch16_224", pretrained, distilled=True, **{**_SMALL, **kwargs})
+
+
+@register_model
+def vca_deit_base_distilled_patch16_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-DeiT-Base with a distillation token: two prefix tokens."""
+    return _create("vca_deit_base_distilled_patch16_224", pretrained, distilled=True, **{**_BASE, **kwargs})

@@ -1,0 +1,5 @@
+"""Floor 0: the op and its backends. Imports torch only."""
+
+from lineardiff.ops.backends import BACKENDS, Backend, backend, select, set_backend
+from lineardiff.ops.inputs import Inputs, Softmax, Stage
+from lineardiff.ops.vca import attend, visual_contrast_attention

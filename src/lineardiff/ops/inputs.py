@@ -1,0 +1,88 @@
+"""The arguments of the op: their names, shapes and the checks that every backend may rely on."""
+
+from typing import Literal, NamedTuple, get_args
+
+from torch import Tensor
+
+Stage = Literal["contrast", "plain", "halves"]
+Softmax = Literal["separate", "joint"]
+
+
+class Inputs(NamedTuple):
+    """What a backend receives, checked. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    pos: Tensor
+    neg: Tensor | None
+    lambdas: tuple[Tensor | None, Tensor | None]
+    gains: tuple[Tensor | None, Tensor | None]
+    lambda_inits: tuple[float, float]
+    softmax: str  # a Softmax; the three are plain strings because TorchScript knows no Literal
+    stage1: str  # a Stage
+    stage2: str  # a Stage
+    eps: float
+
+
+def check_inputs(inputs: Inputs) -> None:
+    """Raise ValueError that says what was given, what was expected and how to mend it."""
+    q, k, v, pos, neg = inputs[:5]
+    check_options(softmax=inputs.softmax, stage1=inputs.stage1, stage2=inputs.stage2)
+    if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
+        raise ValueError(
+            f"q, k, v must share one shape (B, heads, N, d); got {_shape(q)}, {_shape(k)}, {_shape(v)}. "
+            "Project all three from the same tokens and split the heads first."
+        )
+    B, heads, _, d = q.shape
+    streams = {"pos": pos} if neg is None else {"pos": pos, "neg": neg}
+    for name, t in streams.items():
+        if t.ndim != 4 or (t.shape[0], t.shape[1], t.shape[3]) != (B, heads, d) or t.shape[2] != pos.shape[2]:
+            raise ValueError(
+                f"{name} must have shape (B, heads, n, d) with B, heads, d of q {_shape(q)} and the n of pos; "
+                f"got {_shape(t)}. Add a batch axis and expand it if the tokens are the same for every image."
+            )
+    if neg is None and "contrast" in (inputs.stage1, inputs.stage2):
+        raise ValueError(
+            "neg is None, but a stage is 'contrast' and needs the negative stream t-; "
+            "pass neg (B, heads, n, d), or set both stages to 'plain' or 'halves'."
+        )
+    for name, t in {"k": k, "v": v, **streams}.items():
+        if t.dtype != q.dtype or t.device != q.device:
+            raise ValueError(
+                f"q is {q.dtype} on {q.device} but {name} is {t.dtype} on {t.device}; "
+                f"convert one, for example {name}.to(q)."
+            )
+    if not q.is_floating_point():
+        raise ValueError(f"q, k, v must be floating point; got {q.dtype}. Convert them, for example q.float().")
+    for number, stage in enumerate((inputs.stage1, inputs.stage2)):
+        if stage == "halves" and d % 2:
+            raise ValueError(f"stage{number + 1}='halves' splits the channels of a head in two; d={d} is odd.")
+        if stage == "plain":
+            continue
+        scalar, gain = inputs.lambdas[number], inputs.gains[number]
+        if scalar is None or scalar.numel() != 1:
+            given = None if scalar is None else _shape(scalar)
+            raise ValueError(
+                f"lambdas[{number}] must be a tensor with one element for stage{number + 1}={stage!r}; got {given}."
+            )
+        if gain is None or gain.shape != (d,):
+            given = None if gain is None else _shape(gain)
+            raise ValueError(
+                f"gains[{number}] must have shape (d,) = ({d},) for stage{number + 1}={stage!r}; got {given}."
+            )
+
+
+def check_options(*, softmax: str, stage1: str, stage2: str) -> None:
+    """The named choices of the op, which the layer checks too, before anything is built."""
+    for name, given, allowed in (
+        ("softmax", softmax, get_args(Softmax)),
+        ("stage1", stage1, get_args(Stage)),
+        ("stage2", stage2, get_args(Stage)),
+    ):
+        if given not in allowed:
+            raise ValueError(f"{name}={given!r} is unknown; choose one of {', '.join(map(repr, allowed))}.")
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)

@@ -1,0 +1,76 @@
+"""The op: check the arguments, choose a backend, call it."""
+
+import torch
+from torch import Tensor
+
+from lineardiff.ops.backends import select
+from lineardiff.ops.inputs import Inputs, Softmax, Stage, check_inputs
+from lineardiff.ops.portable import all_heads
+
+
+def visual_contrast_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    pos: Tensor,
+    neg: Tensor | None,
+    *,
+    lambdas: tuple[Tensor | None, Tensor | None],
+    gains: tuple[Tensor | None, Tensor | None],
+    lambda_inits: tuple[float, float],
+    softmax: Softmax = "separate",
+    stage1: Stage = "contrast",
+    stage2: Stage = "contrast",
+    eps: float = 1e-5,
+    backend: str = "auto",
+) -> Tensor:
+    """Visual-Contrast Attention of given queries, keys, values and contrast tokens.
+
+    Stage I: both streams attend to all keys, their normalised difference is the contrast map
+    v^ = (1 - l1_init) RMSNorm1(softmax(t+ k^T / sqrt d) v - l1 softmax(t- k^T / sqrt d) v).
+    Stage II: every query reads it, o = (1 - l2_init) RMSNorm2(A v^) with
+    A = softmax(q t+^T / sqrt d) - l2 softmax(q t-^T / sqrt d). 7 n N d multiply-adds a head.
+    Source: https://arxiv.org/abs/2511.00833, sections 3.2 and 3.3.
+
+    Args:
+        q: queries (B, heads, N, d), of any strides; prefix tokens are ordinary rows.
+        k: keys, shape of q.
+        v: values, shape of q.
+        pos: positive contrast tokens t+ (B, heads, n, d).
+        neg: negative contrast tokens t- (B, heads, n, d); None when no stage is "contrast".
+        lambdas: l1 and l2, tensors with one element; None for a "plain" stage.
+        gains: of RMSNorm1 and RMSNorm2, (d,) each; None for a "plain" stage.
+        lambda_inits: l1_init and l2_init, the constants of the factors (1 - l_init).
+        softmax: of stage II: "separate", the paper's two, or "joint", one over the 2n tokens.
+        stage1: "contrast"; "plain", one stream, softmax(t+ k^T / sqrt d) v without lambda and norm; or
+            "halves", the language form of differential attention: the halves of the channels of t+ and k
+            are the two streams.
+        stage2: the same for stage II, with q and t+.
+        eps: of the norms.
+        backend: "auto", or the name of one; see `lineardiff info`.
+
+    Returns:
+        (B, heads, N, d) in the type of q. Under autocast q, k, v, pos and neg are converted to its type;
+        softmaxes, norms, lambdas and gains stay in float32.
+
+    Raises:
+        ValueError: shapes, types or options do not fit, or a named backend cannot run.
+    """
+    inputs = Inputs(q, k, v, pos, neg, lambdas, gains, lambda_inits, softmax, stage1, stage2, eps)
+    return attend(inputs, backend)
+
+
+def attend(inputs: Inputs, backend: str = "auto") -> Tensor:
+    """:func:`visual_contrast_attention` of packed arguments; TorchScript takes the portable path."""
+    if torch.jit.is_scripting():
+        return all_heads(inputs, inputs.q.dtype)
+    device = inputs.q.device.type
+    if torch.is_autocast_enabled(device):
+        dtype = torch.get_autocast_dtype(device)
+        q, k, v, pos = (x.to(dtype) for x in inputs[:4])
+        neg = None if inputs.neg is None else inputs.neg.to(dtype)
+        inputs = inputs._replace(q=q, k=k, v=v, pos=pos, neg=neg)
+    check_inputs(inputs)
+    chosen = select(backend, inputs)
+    with torch.autocast(device, enabled=False):
+        return chosen.run(inputs)

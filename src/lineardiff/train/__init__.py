@@ -1,0 +1,9 @@
+"""One training loop on Accelerate, and the objectives it trains."""
+
+from lineardiff.train.checkpoint import load_weights
+from lineardiff.train.classification import ClassificationTask
+from lineardiff.train.interrupt import TrainingInterrupted
+from lineardiff.train.loop import train
+from lineardiff.train.task import Task
+
+__all__ = ["ClassificationTask", "Task", "TrainingInterrupted", "load_weights", "train"]

@@ -1,0 +1,60 @@
+"""Ctrl-C and SIGTERM: finish the update, write a checkpoint, stop."""
+
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+
+class TrainingInterrupted(KeyboardInterrupt):
+    """Training stopped on request, after writing a checkpoint; the message says how to go on.
+
+    A KeyboardInterrupt, so that a script that does not catch it ends like any other on Ctrl-C.
+    """
+
+
+class StopRequest:
+    """Whether someone asked the process to stop."""
+
+    made = False
+
+
+@contextmanager
+def stop_on_signal() -> Iterator[StopRequest]:
+    """Within the block the first SIGINT or SIGTERM only notes the request; the second acts as usual.
+
+    Signals belong to the main thread; in another thread the block changes nothing.
+    """
+    request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
+    previous = {number: signal.getsignal(number) for number in SIGNALS}
+
+    def restore() -> None:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+    def note(number: int, frame: FrameType | None) -> None:
+        request.made = True
+        restore()
+        print("\nstopping after a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
+
+    for number in SIGNALS:
+        signal.signal(number, note)
+    try:
+        yield request
+    finally:
+        restore()
+
+
+def leave_signals_to_parent(worker: int) -> None:
+    """A DataLoader worker_init_fn: a terminal sends Ctrl-C to the workers too, and the last update needs
+    them.
+    """
+    for number in SIGNALS:
+        signal.signal(number, signal.SIG_IGN)

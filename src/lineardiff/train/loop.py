@@ -1,0 +1,312 @@
+"""The training loop: one for every objective, one process or many, started once or a hundred times."""
+
+import logging
+import math
+import platform
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import accelerate
+import numpy as np
+import timm
+import torch
+from accelerate.utils import send_to_device, set_seed
+from timm.utils import ModelEmaV3
+from torch import Tensor, nn
+from torch.utils.data import DataLoader
+
+from lineardiff._version import __version__
+from lineardiff.data.sampling import EpochBatches
+from lineardiff.recipes import TrainingRecipe
+from lineardiff.train.checkpoint import load_checkpoint, save_checkpoint
+from lineardiff.train.folder import RunFolder
+from lineardiff.train.interrupt import (
+    StopRequest,
+    TrainingInterrupted,
+    leave_signals_to_parent,
+    stop_on_signal,
+)
+from lineardiff.train.logs import Progress, Throughput
+from lineardiff.train.setup import build_accelerator, build_optimizer, build_scheduler
+from lineardiff.train.task import Task
+
+_logger = logging.getLogger("lineardiff")
+
+
+def train(recipe: TrainingRecipe, task: Task, *, output: str | Path, resume: bool = True) -> dict[str, Any]:
+    """Trains `task.model` by the recipe, or goes on where an earlier call with this output stopped.
+
+    Runs on whatever Accelerate finds: the CPU, a GPU, or many processes under torchrun or `accelerate launch`
+    (with a file system they share). Every random number is a function of (seed, step, rank), so a run that is
+    killed at any moment and repeated gives the same train.csv and the same weights, bit for bit on the CPU,
+    and on a GPU as far as its kernels are deterministic (`torch.use_deterministic_algorithms`).
+
+    Args:
+        recipe: how to train; the fields of `TrainingRecipe` are read here, the others by the task.
+        task: what to train; its model is moved to the device and trained in place.
+        output: folder of the run: recipe.json, train.csv (loss: mean since the row before; grad_norm: of that
+            update, before clipping), validation.csv, tensorboard/, checkpoints/, and at the end
+            model.safetensors (the averaged weights where the recipe asks for an EMA), config.json and
+            summary.json.
+        resume: go on from the newest checkpoint in `output`; without, an output that holds one is refused.
+
+    Returns:
+        The content of summary.json, in every process; `images_per_second` is the median over the rows of
+        train.csv, all processes together, the time of validating and saving left out.
+
+    Raises:
+        ValueError: the recipe cannot run here, the output holds a run of another recipe, or a damaged
+            checkpoint.
+        FloatingPointError: the loss or the gradient is not finite any more.
+        OSError: the disk is full; the checkpoints written before are intact.
+        TrainingInterrupted: SIGINT or SIGTERM; a checkpoint was written. Several processes stop at the next
+            row of train.csv, one process after the update.
+    """
+    loop = _Loop(recipe, task, RunFolder(Path(output)), resume=resume)
+    with stop_on_signal() as request:
+        loop.run(request)
+    return loop.finish()
+
+
+class _Loop:
+    def __init__(self, recipe: TrainingRecipe, task: Task, folder: RunFolder, *, resume: bool) -> None:
+        self.recipe, self.task, self.folder = recipe, task, folder
+        self.started = time.monotonic()
+        self.accelerator = build_accelerator(recipe)
+        self.main = self.accelerator.is_main_process
+        self.network = task.model.to(self.accelerator.device)
+        self.averaged = ModelEmaV3(self.network, decay=recipe.ema_decay) if recipe.ema_decay else None
+        if recipe.grad_checkpointing:
+            switch = getattr(self.network, "set_grad_checkpointing", None)
+            if switch is None:
+                raise recipe.error("grad_checkpointing", f"{recipe.model} has no set_grad_checkpointing()")
+            switch(True)
+        optimizer = build_optimizer(recipe, self.network)
+        self.model, self.optimizer = self.accelerator.prepare(self.network, optimizer)
+
+        batches = partial(
+            EpochBatches,
+            len(task.train_data),  # type: ignore[arg-type]
+            batch_size=recipe.batch_size,
+            seed=recipe.seed,
+            repeats=task.repeats,
+            rank=self.accelerator.process_index,
+            world_size=self.accelerator.num_processes,
+        )
+        self.steps_per_epoch = batches(total_steps=0).steps_per_epoch
+        self.total_steps = recipe.epochs * self.steps_per_epoch
+        self.scheduler = build_scheduler(recipe, optimizer, steps_per_epoch=self.steps_per_epoch)
+
+        self.step = 0  # updates done
+        self.recent: list[Tensor] = []  # (loss, norm of the gradient) of the updates since the last row
+        self.seconds_before = 0.0
+        self.throughput = Throughput()
+        self._restore(resume)
+        self.loader: DataLoader[list[Any]] = DataLoader(
+            task.train_data,
+            batch_sampler=batches(start_step=self.step, total_steps=self.total_steps),
+            collate_fn=partial(_collate_parts, task.collate, recipe.accumulate),
+            num_workers=recipe.workers,
+            worker_init_fn=leave_signals_to_parent,
+            pin_memory=self.accelerator.device.type == "cuda",
+        )
+
+    def run(self, request: StopRequest) -> None:
+        progress = Progress(
+            step=self.step, total_steps=self.total_steps, shown=self.main, name=self.recipe.name
+        )
+        try:
+            for parts in self.loader:
+                self._update(parts)
+                progress.update()
+                last = self.step == self.total_steps
+                if last or self.step % self.recipe.log_every == 0:
+                    self._log(progress)
+                with self.throughput.pause():
+                    if last or self.step % (self.recipe.validate_every * self.steps_per_epoch) == 0:
+                        self._validate(progress)
+                    stop = not last and self._stop_agreed(request)
+                    if last or stop or self.step % self.recipe.checkpoint_every == 0:
+                        self._save()
+                if stop:
+                    raise TrainingInterrupted(
+                        f"stopped after step {self.step} of {self.total_steps}; "
+                        f"repeat the command to go on from {self.folder.path}"
+                    )
+        finally:
+            progress.close()
+            if self.main:
+                self.folder.close()
+
+    def _update(self, parts: list[Any]) -> None:
+        accelerator = self.accelerator
+        set_seed(_seed_of(self.recipe.seed, self.step, accelerator.process_index))
+        self.scheduler.step_update(self.step)
+        self.model.train()
+        loss = torch.zeros((), device=accelerator.device)
+        for part in parts:
+            batch = send_to_device(part, accelerator.device, non_blocking=True)
+            with accelerator.accumulate(self.model):
+                part_loss = self.task.loss(self.model, batch)
+                accelerator.backward(part_loss)
+                loss += part_loss.detach() / len(parts)
+                if accelerator.sync_gradients:
+                    norm = accelerator.clip_grad_norm_(
+                        self.network.parameters(), self.recipe.clip_grad or math.inf
+                    )
+                self.optimizer.step()
+                self.optimizer.zero_grad()
+        # fp16 skips an update whose gradient overflowed; the average then has nothing new to take in.
+        if self.averaged is not None and not self.optimizer.step_was_skipped:
+            self.averaged.update(self.network)
+        self.step += 1
+        # Left on the device: reading a number waits for the device, and is done for all of them at once in
+        # _read.
+        self.recent.append(torch.stack([accelerator.reduce(loss, "mean"), norm]))
+
+    def _read(self) -> list[list[float]]:
+        """The (loss, gradient norm) of the recent updates as numbers, found to be finite."""
+        numbers = torch.stack(self.recent).tolist() if self.recent else []
+        overflow_is_handled = self.accelerator.scaler is not None
+        for step, (loss, norm) in enumerate(numbers, start=self.step - len(numbers) + 1):
+            if not math.isfinite(loss) or not (math.isfinite(norm) or overflow_is_handled):
+                raise FloatingPointError(
+                    f"step {step}: the loss is {loss} and the norm of the gradient {norm}. Try a lower "
+                    "learning_rate, a longer warmup_epochs, clip_grad=1.0 or another precision; "
+                    f"what {self.folder.path} holds is from before"
+                )
+        return numbers
+
+    def _log(self, progress: Progress) -> None:
+        numbers = self._read()
+        self.recent = []
+        self.throughput.lap(len(numbers) * self.recipe.batch_size)
+        if not self.main:
+            return
+        row = {
+            "step": self.step,
+            "epoch": self.step / self.steps_per_epoch,
+            "learning_rate": max(group["lr"] for group in self.optimizer.param_groups),
+            "loss": sum(loss for loss, _ in numbers) / len(numbers),
+            "grad_norm": numbers[-1][1],
+        }
+        self.folder.train.append(row)
+        speed = self.throughput.laps[-1]
+        curves = {name: row[name] for name in ("learning_rate", "loss", "grad_norm")}
+        self.folder.plot("train", {**curves, "images_per_second": speed}, step=self.step)
+        progress.report(loss=row["loss"], images_per_second=speed)
+
+    def _validate(self, progress: Progress) -> None:
+        self._read()
+        self.network.eval()
+        metrics = self.task.validate(self.network)
+        if self.averaged is not None:
+            averaged = self.task.validate(self.averaged.module)
+            metrics |= {f"ema_{name}": value for name, value in averaged.items()}
+        if not self.main:
+            return
+        epoch = self.step / self.steps_per_epoch
+        self.folder.validation.append({"step": self.step, "epoch": epoch, **metrics})
+        self.folder.plot("validation", metrics, step=self.step)
+        progress.say(f"epoch {epoch:g}: " + ", ".join(f"{name} {v:.4g}" for name, v in metrics.items()))
+
+    def _stop_agreed(self, request: StopRequest) -> bool:
+        if self.accelerator.num_processes == 1:
+            return request.made
+        # All processes stop at the same step or none; asking waits for the device, so ask where _log waited
+        # anyway.
+        if self.step % self.recipe.log_every:
+            return False
+        asked = torch.tensor(float(request.made), device=self.accelerator.device)
+        return self.accelerator.reduce(asked, "sum").item() > 0
+
+    def _weights(self) -> dict[str, nn.Module]:
+        return {"model": self.network} | ({"ema": self.averaged.module} if self.averaged is not None else {})
+
+    def _save(self) -> None:
+        self._read()
+        if not self.main:
+            return
+        self.folder.flush()
+        scaler = self.accelerator.scaler
+        state = {
+            "step": self.step,
+            "processes": self.accelerator.num_processes,
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": scaler.state_dict() if scaler is not None else None,
+            "recent": [row.cpu() for row in self.recent],
+            "laps": self.throughput.laps,
+            "seconds": self._seconds(),
+        }
+        save_checkpoint(self.folder.checkpoints, self.step, weights=self._weights(), state=state)
+
+    def _restore(self, resume: bool) -> None:
+        checkpoint = self.folder.newest_checkpoint(self.recipe, resume=resume)
+        if checkpoint is not None:
+            state = load_checkpoint(checkpoint, weights=self._weights())
+            self.step = state["step"]
+            self.optimizer.load_state_dict(state["optimizer"])
+            if self.accelerator.scaler is not None:
+                self.accelerator.scaler.load_state_dict(state["scaler"])
+            self.recent = [row.to(self.accelerator.device) for row in state["recent"]]
+            self.throughput = Throughput(state["laps"])
+            self.seconds_before = state["seconds"]
+            if state["processes"] != self.accelerator.num_processes:
+                _logger.warning(
+                    "the run began with %d processes and goes on with %d: sums are rounded otherwise, Mixup "
+                    "draws other numbers, and the curve is not the same bit for bit",
+                    state["processes"],
+                    self.accelerator.num_processes,
+                )
+        self.accelerator.wait_for_everyone()
+        if self.main:
+            self.folder.open(self.recipe, step=self.step)
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.started
+
+    def finish(self) -> dict[str, Any]:
+        kind = "ema" if self.averaged is not None else "model"
+        if self.main:
+            last = self.folder.validation.rows[-1]
+            summary = {
+                "recipe": self.recipe.name,
+                "model": self.recipe.model,
+                **{name: float(value) for name, value in last.items() if name not in ("step", "epoch")},
+                "weights": kind,
+                "parameters": sum(p.numel() for p in self.network.parameters()),
+                "steps": self.step,
+                "images_per_second": self.throughput.median(),
+                "seconds": self._seconds(),
+                "processes": self.accelerator.num_processes,
+                "threads": torch.get_num_threads(),
+                "device": _device_name(self.accelerator.device),
+                "precision": self.recipe.precision,
+                "python": platform.python_version(),
+                "torch": torch.__version__,
+                "timm": timm.__version__,
+                "accelerate": accelerate.__version__,
+                "lineardiff": __version__,
+            }
+            config = {**self.task.config(), "weights": kind}
+            self.folder.write_result(self._weights()[kind], config=config, summary=summary)
+        self.accelerator.wait_for_everyone()
+        return self.folder.read_summary()
+
+
+def _collate_parts(collate: Callable[[list[Any]], Any], accumulate: int, samples: list[Any]) -> list[Any]:
+    size = len(samples) // accumulate
+    return [collate(samples[first : first + size]) for first in range(0, len(samples), size)]
+
+
+def _seed_of(seed: int, step: int, rank: int) -> int:
+    return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
+
+
+def _device_name(device: torch.device) -> str:
+    return (
+        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or device.type
+    )

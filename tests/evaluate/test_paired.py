@@ -1,0 +1,30 @@
+import math
+
+import pytest
+import torch
+
+from lineardiff.evaluate.paired import agreement, paired_difference
+
+# 5 both right, 2 only the first, 6 only the second, 3 both wrong.
+FIRST = torch.tensor([1] * 5 + [1] * 2 + [0] * 6 + [0] * 3).bool()
+SECOND = torch.tensor([1] * 5 + [0] * 2 + [1] * 6 + [0] * 3).bool()
+
+
+def test_agreement_counts_the_four_cases() -> None:
+    assert agreement(FIRST, SECOND) == {
+        "both_right": 5,
+        "only_first_right": 2,
+        "only_second_right": 6,
+        "both_wrong": 3,
+    }
+
+
+def test_paired_difference_is_that_of_mcnemar() -> None:
+    b, c, n = 2, 6, 16  # the discordant pairs
+    result = paired_difference(FIRST, SECOND)
+    assert result["top1"] == pytest.approx(100 * (c - b) / n)
+    assert result["standard_error"] == pytest.approx(100 * math.sqrt(b + c - (c - b) ** 2 / n) / n)
+
+
+def test_models_that_agree_differ_by_nothing() -> None:
+    assert paired_difference(FIRST, FIRST) == {"top1": 0.0, "standard_error": 0.0}

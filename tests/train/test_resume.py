@@ -1,0 +1,136 @@
+"""A run that is stopped anywhere and repeated is the run that was not stopped, bit for bit."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from torch import Tensor, nn
+from toy import HARD, TOY, ToyTask, fingerprint
+
+from lineardiff.recipes import ClassificationRecipe
+from lineardiff.train import ClassificationTask, TrainingInterrupted, checkpoint, train
+
+
+class Interrupted(ToyTask):
+    """Someone presses Ctrl-C, or a cluster sends SIGTERM, during update `at` of this process."""
+
+    def __init__(self, at: int, number: signal.Signals, *, times: int = 1) -> None:
+        super().__init__()
+        self.at, self.number, self.times = at, number, times
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        loss = super().loss(model, batch)
+        for _ in range(self.times if len(self.seen) == self.at else 0):
+            signal.raise_signal(self.number)
+        return loss
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_update_and_saves(tmp_path: Path, number: signal.Signals) -> None:
+    recipe = replace(TOY, log_every=4, ema_decay=0.9)
+    before = [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)]
+    with pytest.raises(TrainingInterrupted, match=rf"stopped after step 7 of 15; repeat .* {tmp_path}"):
+        train(recipe, Interrupted(7, number), output=tmp_path / "run")
+    assert [signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM)] == before
+    assert (tmp_path / "run/checkpoints/step-00000007").is_dir()
+    assert not (tmp_path / "run/summary.json").exists()
+    with pytest.raises(TrainingInterrupted, match="step 8 of 15"):
+        train(recipe, Interrupted(1, number), output=tmp_path / "run")
+    train(recipe, ToyTask(), output=tmp_path / "run")
+    train(recipe, ToyTask(), output=tmp_path / "whole")
+    assert fingerprint(tmp_path / "run") == fingerprint(tmp_path / "whole")
+    events = EventAccumulator(str(tmp_path / "run/tensorboard")).Reload()
+    assert [event.step for event in events.Scalars("train/loss")] == [4, 8, 12, 15]
+
+
+def test_a_second_signal_stops_at_once(tmp_path: Path) -> None:
+    with pytest.raises(KeyboardInterrupt) as raised:
+        train(TOY, Interrupted(7, signal.SIGINT, times=2), output=tmp_path)
+    assert not isinstance(raised.value, TrainingInterrupted)
+    assert not (tmp_path / "checkpoints/step-00000007").exists()
+
+
+def test_workers_do_not_change_the_run(tmp_path: Path) -> None:
+    for workers in (0, 2):
+        recipe = replace(HARD, workers=workers)
+        train(recipe, ClassificationTask(recipe), output=tmp_path / str(workers))
+    assert fingerprint(tmp_path / "0") == fingerprint(tmp_path / "2")
+
+
+# -- killed for good: in processes of their own, because nothing of this one may survive ------------------------------
+
+
+def run(output: Path, recipe: ClassificationRecipe = HARD) -> None:
+    train(recipe, ClassificationTask(recipe), output=output)
+
+
+def in_child(work: Callable[[], None], *, kill_after: float | None = None) -> int:
+    """Runs `work` in a forked process and returns how it ended; SIGKILL after so many seconds, if given."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except BaseException:
+            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
+            os._exit(1)
+        os._exit(0)
+    if kill_after is not None:
+        time.sleep(kill_after)
+        os.kill(child, signal.SIGKILL)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+def killed_while_writing(output: Path, write: int) -> None:
+    """Dies in the middle of its `write`-th file."""
+    left = iter(range(write))
+
+    def half(path: Path, data: bytes) -> None:
+        if next(left, None) is None:
+            path.write_bytes(data[: len(data) // 2])
+            os.kill(os.getpid(), signal.SIGKILL)
+        whole(path, data)
+
+    whole, checkpoint._write = checkpoint._write, half
+    run(output)
+
+
+def main(folder: Path) -> None:
+    """Prints how often a run was killed before it ended. Forks, so nothing here may use autograd before."""
+    start = time.monotonic()
+    assert in_child(partial(run, folder / "whole")) == 0
+    seconds = time.monotonic() - start
+    kills = 0
+    for write in (1, 4, 5, 8, 9):
+        kills += in_child(partial(killed_while_writing, folder / "writing", write)) == -signal.SIGKILL
+    assert in_child(partial(run, folder / "writing")) == 0
+    moments = random.Random(0)
+    for attempt in range(8):
+        recipe = replace(HARD, workers=attempt % 3)
+        work = partial(run, folder / "anywhere", recipe)
+        kills += in_child(work, kill_after=seconds * moments.random()) == -signal.SIGKILL
+    assert in_child(partial(run, folder / "anywhere")) == 0
+    print(kills)
+
+
+def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, __file__, str(tmp_path)], capture_output=True, text=True, timeout=300, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert int(done.stdout) >= 8
+    expected = fingerprint(tmp_path / "whole")
+    assert fingerprint(tmp_path / "writing") == expected
+    assert fingerprint(tmp_path / "anywhere") == expected
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
