@@ -1,3 +1,4 @@
+import io
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -43,7 +44,11 @@ def test_every_field_is_a_flag_over_the_given_defaults() -> None:
         (["--betas", "0.9"], "--betas.*Expected 2 values"),
     ],
 )
-def test_a_mistake_is_one_line_that_names_it(words: list[str], message: str) -> None:
+@pytest.mark.parametrize("encoding", ["utf-8", "ascii"])  # tyro draws its box accordingly
+def test_a_mistake_is_one_line_that_names_it(
+    words: list[str], message: str, encoding: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdout", io.TextIOWrapper(io.BytesIO(), encoding=encoding))
     with pytest.raises(ValueError, match=message) as caught:
         parse(Outer, words, prog="lineardiff x")
     assert "\n" not in str(caught.value)

@@ -89,6 +89,7 @@ def test_success_and_help_are_zero() -> None:
     assert failing(SystemExit(0)) == 0
 
 
-def test_nearest_names_or_all_of_them() -> None:
+def test_nearest_names_or_the_first_ones() -> None:
     assert nearest("dem", ["demo", "imagenet_deit"]) == "did you mean demo?"
     assert nearest("xyz", ["demo", "imagenet_deit"]) == "there are demo, imagenet_deit"
+    assert nearest("xyz", map(str, range(100))) == "there are 0, 1, 2, 3, 4, 5, 6, 7, ..."

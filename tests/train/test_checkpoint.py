@@ -15,8 +15,8 @@ import torch
 from torch import nn
 from toy import TOY, ToyTask, fingerprint, flat
 
-from lineardiff.train import load_weights, train
 from lineardiff.train import checkpoint as module
+from lineardiff.train import load_weights, train
 from lineardiff.train.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -38,7 +38,10 @@ def test_what_was_saved_is_loaded_exactly(tmp_path: Path) -> None:
     again = nn.Sequential(nn.Linear(3, 4), nn.BatchNorm1d(4))
     loaded = load_checkpoint(path, weights={"model": again})
     assert names(path) == ["model.safetensors", "state.pt"]
-    assert all(torch.equal(a, b) for a, b in zip(model.state_dict().values(), again.state_dict().values()))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(model.state_dict().values(), again.state_dict().values(), strict=True)
+    )
     assert torch.equal(loaded.pop("tensors")[0], state.pop("tensors")[0])
     assert loaded == state
 
@@ -106,8 +109,8 @@ def test_a_changed_recipe_is_refused_by_field(tmp_path: Path) -> None:
     changed = replace(TOY, epochs=4, learning_rate=0.2, log_every=7)
     with pytest.raises(
         ValueError,
-        match=r"recipe.json is of another recipe: epochs was 3 and is now 4; learning_rate was 0.1 and is now 0.2\. .*"
-        r"only checkpoint_every, log_every, workers",
+        match=r"recipe.json is of another recipe: epochs was 3 and is now 4; "
+        r"learning_rate was 0.1 and is now 0.2\. .*only checkpoint_every, log_every, workers",
     ):
         train(changed, ToyTask(), output=tmp_path)
     with pytest.raises(ValueError, match=r"holds a run already: resume it"):
@@ -150,7 +153,7 @@ def test_no_room_for_a_checkpoint(tmp_path: Path) -> None:
 def test_a_file_is_the_old_or_the_new_one(tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     write_atomically(file, "old")
-    with largest_file(10), pytest.raises(OSError, match="config.json"):
+    with largest_file(10), pytest.raises(OSError, match=r"config\.json"):
         write_atomically(file, "new" * 10)
     assert (file.read_text(), names(tmp_path)) == ("old", ["config.json"])
 

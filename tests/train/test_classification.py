@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from toy import TINY
 from torch import Tensor, nn
+from toy import TINY
 
 from lineardiff.train import ClassificationTask
 
@@ -65,7 +65,9 @@ def test_validation_counts_every_image_once() -> None:
     class Always(nn.Module):
         """Class 7, with probability e / (e + 9)."""
 
-        weight = nn.Parameter(torch.zeros(1))
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.zeros(1))
 
         def forward(self, images: Tensor) -> Tensor:
             return torch.eye(10)[7].expand(len(images), 10)

@@ -66,7 +66,7 @@ def test_workers_do_not_change_the_run(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "0") == fingerprint(tmp_path / "2")
 
 
-# -- killed for good: in processes of their own, because nothing of this one may survive ------------------------------
+# Killed for good, in processes of their own.
 
 
 def run(output: Path, recipe: ClassificationRecipe = HARD) -> None:

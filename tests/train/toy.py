@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import Dataset, default_collate
 
-from lineardiff.recipes import ClassificationRecipe, TrainingRecipe, demo
+from lineardiff.recipes import TrainingRecipe, demo
 
 TOY = TrainingRecipe(
     name="toy",

@@ -27,7 +27,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         says what and how to mend it; ``LINEARDIFF_DEBUG=1`` adds the traceback), 130 for an interruption.
     """
     words = list(sys.argv[1:] if argv is None else argv)
-    logging.basicConfig(format="lineardiff: %(message)s")
+    logging.basicConfig(format="%(name)s: %(message)s")
     logging.getLogger("lineardiff").setLevel(logging.INFO)
     return exit_code(lambda: _dispatch(words))
 

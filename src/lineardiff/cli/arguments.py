@@ -47,11 +47,11 @@ def parse(
 def _one_line(box: str) -> str:
     """The message in the box that tyro draws, and the nearest option where it offers one."""
     text = re.sub(r"\x1b\[[0-9;]*m", "", box)
-    rows = [row.strip("│| ") for row in text.splitlines()[1:]]
-    paragraphs = [" ".join(part.split()) for part in re.split(r"[─╰╯-]{5,}", "\n".join(rows))]
-    message = paragraphs[0]
+    # Frame and rules are drawn in dashes where stdout is not UTF-8.
+    _, *rows = (re.sub("^-{5,}$", "", row.strip("│╭╮╰╯─ ")) for row in text.splitlines())
+    message = "\n".join(rows).strip().split("\n\n")[0]
     for row, following in itertools.pairwise(rows):
         if row.startswith("Perhaps you meant"):
             message += f"; perhaps you meant {following.split(',')[0].split(' ')[0]}"
             break
-    return message.rstrip(".")
+    return " ".join(message.split()).rstrip(".")

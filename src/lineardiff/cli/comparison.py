@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from typing import Any
 
 import timm
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lineardiff.cli.info import cpu_cores, versions
+from lineardiff.cli.info import hardware, versions
 from lineardiff.data import ImageSplit, eval_transform
 from lineardiff.evaluate import (
     agreement,
@@ -66,7 +67,12 @@ def look_at(label: str, recipe: ClassificationRecipe, model: nn.Module, split: I
 
 
 def measure(
-    arms: Mapping[str, Arm], split: ImageSplit, *, train_images: int, scaling_sizes: Sequence[int]
+    arms: Mapping[str, Arm],
+    split: ImageSplit,
+    *,
+    train_images: int,
+    scaling_sizes: Sequence[int],
+    seconds: float,
 ) -> dict[str, Any]:
     """The content of results.json: accuracy, size, cost and speed of two arms, and where they agree.
 
@@ -75,14 +81,19 @@ def measure(
         split: The validation images they have looked at.
         train_images: How many they were trained on.
         scaling_sizes: Sides of larger images, in pixels, to show cost and speed at.
+        seconds: How long one of the measurements of speed lasts.
     """
     first, second = arms.values()
     recipe = first.recipe
     models = {name: arm.model for name, arm in arms.items()}
-    speeds = {
-        mode: images_per_second(models, image_size=recipe.image_size, batch_size=recipe.batch_size, mode=mode)
-        for mode in ("training", "inference")
-    }
+    speed_of = partial(
+        images_per_second,
+        models,
+        image_size=recipe.image_size,
+        batch_size=recipe.batch_size,
+        seconds=seconds,
+    )
+    speeds = {"training": speed_of(mode="training"), "inference": speed_of(mode="inference")}
     return {
         "arms": {
             name: {
@@ -97,12 +108,11 @@ def measure(
         "images": {"train": train_images, "validation": len(first.labels)},
         "difference": paired_difference(first.right, second.right),
         "agreement": agreement(first.right, second.right),
-        "classes": [_class_scores(arms, index, name) for index, name in enumerate(split.classes)],
-        "scaling": [_scaling(arms, image_size) for image_size in scaling_sizes],
+        "classes": _class_scores(arms, split.classes),
+        "scaling": [_scaling(arms, image_size, seconds=seconds) for image_size in scaling_sizes],
         "environment": {
             **{name: version for name, version in versions().items() if name in REPORTED},
-            "CPU": f"{torch.backends.cpu.get_cpu_capability()}, {cpu_cores()} cores",
-            "threads": str(torch.get_num_threads()),
+            **hardware(),
         },
     }
 
@@ -143,20 +153,26 @@ def _transform(recipe: ClassificationRecipe) -> Any:
     )
 
 
-def _class_scores(arms: Mapping[str, Arm], index: int, name: str) -> dict[str, Any]:
-    top1 = {}
-    for arm_name, arm in arms.items():
-        right = arm.right[arm.labels == index]
-        top1[arm_name] = 100 * float(right.double().mean()) if len(right) else float("nan")
-    return {"name": name, "images": len(right), "top1": top1}
+def _class_scores(arms: Mapping[str, Arm], classes: Sequence[str]) -> list[dict[str, Any]]:
+    """Images and top-1 in per cent of each class that has images."""
+    labels = next(iter(arms.values())).labels
+    return [
+        {
+            "name": name,
+            "images": int(members.sum()),
+            "top1": {arm: 100 * float(a.right[members].double().mean()) for arm, a in arms.items()},
+        }
+        for name, members in ((name, labels == index) for index, name in enumerate(classes))
+        if members.any()
+    ]
 
 
-def _scaling(arms: Mapping[str, Arm], image_size: int) -> dict[str, Any]:
+def _scaling(arms: Mapping[str, Arm], image_size: int, *, seconds: float) -> dict[str, Any]:
     models = {}
     for name, arm in arms.items():
         options = {**arm.recipe.model_kwargs(), "img_size": image_size, "num_classes": arm.logits.shape[-1]}
         models[name] = timm.create_model(arm.recipe.model, **options).to(next(arm.model.parameters()).device)
-    speeds = images_per_second(models, image_size=image_size, batch_size=1, rounds=5, seconds=0.2)
+    speeds = images_per_second(models, image_size=image_size, batch_size=1, rounds=5, seconds=seconds)
     patches = next(iter(models.values())).patch_embed.num_patches
     return {
         "image_size": image_size,

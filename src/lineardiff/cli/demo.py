@@ -44,7 +44,11 @@ def run(words: Sequence[str]) -> None:
 
 
 def compare(
-    recipe: ClassificationRecipe, *, output: Path, scaling_sizes: Sequence[int] = (64, 128, 256)
+    recipe: ClassificationRecipe,
+    *,
+    output: Path,
+    scaling_sizes: Sequence[int] = (64, 128, 256),
+    seconds: float = 0.3,
 ) -> dict[str, Any]:
     """Train a recipe's model with each attention, measure both side by side, and write the report.
 
@@ -52,6 +56,7 @@ def compare(
         recipe: Of a ViT that takes `attention` and `img_size`.
         output: Gets a run folder for each of :data:`ARMS`, report.html, curves.png and results.json.
         scaling_sizes: Sides of larger images, in pixels, to show cost and speed at.
+        seconds: How long one of the measurements of speed lasts.
 
     Returns:
         The content of results.json.
@@ -72,7 +77,13 @@ def compare(
     _logger.info("measuring both side by side")
     split = tasks["vca"].validation
     arms = {arm: look_at(label, recipes[arm], tasks[arm].model, split) for arm, label in ARMS.items()}
-    results = measure(arms, split, train_images=len(tasks["vca"].train_data), scaling_sizes=scaling_sizes)
+    results = measure(
+        arms,
+        split,
+        train_images=len(tasks["vca"].train_data),
+        scaling_sizes=scaling_sizes,
+        seconds=seconds,
+    )
     results |= {"recipe": asdict(recipe), "command": f"lineardiff demo --output {output.name}"}
     runs = {label: output / arm for arm, label in ARMS.items()}
     curves = plot_curves(runs)

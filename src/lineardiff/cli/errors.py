@@ -41,12 +41,12 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that names the known names nearest to a wrong one, or all of them where none is near."""
+    """A clause that names the known names nearest to a wrong one, or the first of them where none is near."""
     known = list(known)
     close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
     if close:
         return f"did you mean {' or '.join(close)}?"
-    return f"there are {', '.join(known)}"
+    return f"there are {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
 
 
 def _explain(error: Exception) -> str | None:
@@ -59,5 +59,7 @@ def _explain(error: Exception) -> str | None:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     if isinstance(error, (ValueError, OSError, FloatingPointError)):
-        return " ".join(str(error).split())
+        # What a process of the DataLoader raises arrives with its whole traceback as the message.
+        message = str(error).rpartition(f"\n{type(error).__name__}: ")[2]
+        return " ".join(message.split())
     return None

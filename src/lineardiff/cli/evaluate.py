@@ -4,13 +4,17 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
 from lineardiff.cli.arguments import parse
+from lineardiff.cli.errors import nearest
 from lineardiff.cli.table import format_table
 from lineardiff.recipes import ClassificationRecipe
+
+if TYPE_CHECKING:
+    import torch
 
 METRICS = ("top1", "top5", "loss")
 IMAGE_FIELDS = ("mean", "std", "crop_pct", "interpolation")
@@ -73,8 +77,6 @@ def run(words: Sequence[str]) -> None:
 
 def _score(trained: Trained, data: str, arguments: Evaluate) -> dict[str, float]:
     # Here, because it takes seconds: help and mistakes in flags do not wait for it.
-    import torch
-
     from lineardiff.data import eval_transform, open_images
     from lineardiff.evaluate import accuracy
     from lineardiff.train import load_weights
@@ -99,22 +101,37 @@ def _score(trained: Trained, data: str, arguments: Evaluate) -> dict[str, float]
         split,
         transform=eval_transform(**trained.transform),
         batch_size=arguments.batch_size,
-        device=arguments.device or torch.accelerator.current_accelerator(check_available=True) or "cpu",
+        device=_device(arguments.device),
         workers=arguments.workers,
         precision=arguments.precision,
         progress=True,
     )
 
 
+def _device(name: str | None) -> "torch.device":
+    import torch
+
+    if name is None:
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device={name!r} cannot be used here: {error}") from error
+
+
 def _named(arguments: Evaluate) -> Trained:
     """The model of --model and --checkpoint; its images are prepared as timm does for it."""
     if arguments.model is None or arguments.checkpoint is None:
         raise ValueError("give a run folder, or --model with --checkpoint; see lineardiff evaluate --help")
+    import timm
     from timm.data import resolve_data_config
     from timm.models import get_pretrained_cfg
 
     known = get_pretrained_cfg(arguments.model)
-    images = resolve_data_config(pretrained_cfg=known.to_dict() if known else {})
+    if known is None:
+        hint = nearest(arguments.model, timm.list_models())
+        raise ValueError(f"there is no model {arguments.model!r}; {hint}")
+    images = resolve_data_config(pretrained_cfg=known.to_dict())
     transform = {"image_size": images["input_size"][-1], **{name: images[name] for name in IMAGE_FIELDS}}
     return Trained(arguments.model, {}, transform, arguments.checkpoint, data=None, classes=None)
 
@@ -134,7 +151,7 @@ def _found(path: Path) -> Trained:
     recipe_file, config_file = run_folder / "recipe.json", folder / "config.json"
     recipe = ClassificationRecipe.from_json(recipe_file.read_text()) if recipe_file.exists() else None
     if config_file.exists():
-        return _configured(config_file, weights, data=recipe and recipe.data)
+        return _configured(config_file, weights, data=recipe.data if recipe else None)
     if recipe is None:
         raise ValueError(f"{folder} holds no config.json, which names the model of the weights; give --model")
     transform = {name: getattr(recipe, name) for name in ("image_size", "crop_pct", "interpolation")}

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Literal, get_args
 
 import torch
+from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from lineardiff.layers.conv import ValueConv
@@ -16,6 +17,7 @@ Tokens = Literal["pool+embed", "embed", "pool"]
 Pool = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
 
 
+@register_notrace_module  # its checks of sizes are no graph; torch.export and torch.compile see inside
 class VisualContrastAttention(nn.Module):
     """Visual-Contrast Attention (https://arxiv.org/abs/2511.00833), linear in the number of tokens.
 

@@ -4,13 +4,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from timm.layers import DiffAttention
+from timm.layers import DiffAttention, register_notrace_module
 from torch import Tensor, nn
 
 from lineardiff.layers.attention import VisualContrastAttention
 from lineardiff.layers.conv import ValueConv
 
 
+@register_notrace_module
 class SelfAttention(nn.Module):
     """Multi-head self-attention, fused (`scaled_dot_product_attention`), with timm's parameter names.
 
@@ -64,6 +65,7 @@ class SelfAttention(nn.Module):
         return self.proj_drop(self.proj(o))
 
 
+@register_notrace_module
 class AgentAttention(VisualContrastAttention):
     """Agent attention (Han et al., ECCV 2024, https://arxiv.org/abs/2312.08874): pooled queries attend to all
     keys, then every query attends to them.

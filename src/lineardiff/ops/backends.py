@@ -34,7 +34,7 @@ BACKENDS: tuple[Backend, ...] = (
 )
 
 VARIABLE = "LINEARDIFF_BACKEND"
-_chosen = os.environ.get(VARIABLE, "auto")
+_chosen = os.environ.get(VARIABLE) or "auto"
 
 
 def set_backend(name: str) -> None:

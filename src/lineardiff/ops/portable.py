@@ -6,8 +6,6 @@ in chunks whose scores stay in cache, which also bounds the memory; bfloat16 and
 float32 on a CPU without instructions for them, where PyTorch's own products are many times slower.
 """
 
-import functools
-
 import torch
 from torch import Tensor
 
@@ -15,6 +13,16 @@ from lineardiff.ops.inputs import Inputs
 
 # Scores (numbers, not bytes) computed at a time without gradients on a CPU: 2 MB of float32 stays in cache.
 CHUNK = 1 << 19
+
+# Types that this CPU's products have no instructions for.
+_SLOW_ON_CPU = tuple(
+    dtype
+    for dtype, native in (
+        (torch.bfloat16, torch.ops.mkldnn._is_mkldnn_bf16_supported),
+        (torch.float16, torch.ops.mkldnn._is_mkldnn_fp16_supported),
+    )
+    if not (torch.backends.mkldnn.is_available() and native())
+)
 
 
 def run(inputs: Inputs) -> Tensor:
@@ -44,7 +52,7 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
     n = inputs.pos.shape[2]
     q, k, v = _flat(inputs.q, compute), _flat(inputs.k, compute), _flat(inputs.v, compute)
     t, neg = _flat(inputs.pos, compute), inputs.neg
-    if neg is not None:
+    if neg is not None and (inputs.stage1 == "contrast" or inputs.stage2 == "contrast"):
         t = torch.cat([t, _flat(neg, compute)], 1)  # the stack of 2n tokens
     l1, l2 = inputs.lambdas
     gain1, gain2 = inputs.gains
@@ -60,7 +68,7 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
         k1, k2 = k.chunk(2, -1)
         scores = torch.cat([torch.bmm(_scaled(t1), k1.transpose(1, 2)), torch.bmm(_scaled(t2), k2.transpose(1, 2))], 1)
     v_hat = torch.bmm(scores.softmax(-1), v)
-    if l1 is not None and gain1 is not None:
+    if inputs.stage1 != "plain" and l1 is not None and gain1 is not None:
         v_hat = _norm(_difference(v_hat[:, :n], v_hat[:, n:], l1), gain1 * (1 - init1), inputs.eps)
 
     # stage II
@@ -72,7 +80,7 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
         t1, t2 = t[:, :n].chunk(2, -1)
         q1, q2 = q.chunk(2, -1)
         scores = torch.cat([torch.bmm(q1, _scaled(t1).transpose(1, 2)), torch.bmm(q2, _scaled(t2).transpose(1, 2))], 2)
-    if l2 is None or gain2 is None:
+    if inputs.stage2 == "plain" or l2 is None or gain2 is None:
         o = torch.bmm(scores.softmax(-1), v_hat)
     else:
         if inputs.softmax == "joint":
@@ -104,10 +112,5 @@ def _norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     return (y * torch.rsqrt(norm * norm / y.shape[-1] + eps) * gain).to(x.dtype)
 
 
-@functools.cache
 def _compute_dtype(device: str, dtype: torch.dtype) -> torch.dtype:
-    if device != "cpu" or dtype not in (torch.bfloat16, torch.float16):
-        return dtype
-    mkldnn = torch.ops.mkldnn
-    native = mkldnn._is_mkldnn_bf16_supported if dtype == torch.bfloat16 else mkldnn._is_mkldnn_fp16_supported
-    return dtype if native() else torch.float32
+    return torch.float32 if device == "cpu" and dtype in _SLOW_ON_CPU else dtype

@@ -1,5 +1,7 @@
 """The op: check the arguments, choose a backend, call it."""
 
+from contextlib import nullcontext
+
 import torch
 from torch import Tensor
 
@@ -65,12 +67,13 @@ def attend(inputs: Inputs, backend: str = "auto") -> Tensor:
     if torch.jit.is_scripting():
         return all_heads(inputs, inputs.q.dtype)
     device = inputs.q.device.type
-    if torch.is_autocast_enabled(device):
+    autocast = torch.amp.is_autocast_available(device) and torch.is_autocast_enabled(device)
+    if autocast:
         dtype = torch.get_autocast_dtype(device)
         q, k, v, pos = (x.to(dtype) for x in inputs[:4])
         neg = None if inputs.neg is None else inputs.neg.to(dtype)
         inputs = inputs._replace(q=q, k=k, v=v, pos=pos, neg=neg)
     check_inputs(inputs)
     chosen = select(backend, inputs)
-    with torch.autocast(device, enabled=False):
+    with torch.autocast(device, enabled=False) if autocast else nullcontext():
         return chosen.run(inputs)

@@ -163,8 +163,9 @@ def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *,
 def _unreadable(file: Path, error: Exception) -> ValueError:
     if not file.exists():
         return ValueError(f"{file} is missing: the checkpoint is incomplete or the path wrong")
+    reason = (str(error) or type(error).__name__).splitlines()[0]
     return ValueError(
-        f"{file} cannot be read, it is cut short or damaged ({str(error).splitlines()[0]}): "
+        f"{file} cannot be read, it is cut short or damaged ({reason}): "
         f"remove {file.parent} to go on from the checkpoint before it, or copy the file again"
     )
 

@@ -80,7 +80,7 @@ class ClassificationTask:
             )
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean cross-entropy of images (B, 3, H, W) and labels (B,), mixed and smoothed as the recipe says."""
+        """Mean cross-entropy of images (B, 3, H, W), labels (B,), mixed and smoothed as the recipe says."""
         images, targets = batch
         if self._mix is not None:
             if len(images) % 2:

@@ -10,6 +10,7 @@ from torch.utils.tensorboard import SummaryWriter
 
 from lineardiff.recipes import TrainingRecipe
 from lineardiff.train.checkpoint import (
+    explain_disk_errors,
     list_checkpoints,
     remove_unfinished,
     weights_as_bytes,
@@ -65,16 +66,19 @@ class RunFolder:
 
     def plot(self, group: str, values: Mapping[str, float], *, step: int) -> None:
         """Adds numbers to TensorBoard's curves."""
-        for name, value in values.items():
-            self._tensorboard.add_scalar(f"{group}/{name}", value, step)
+        with explain_disk_errors(self.path / "tensorboard"):
+            for name, value in values.items():
+                self._tensorboard.add_scalar(f"{group}/{name}", value, step)
 
     def flush(self) -> None:
         """Sends TensorBoard's curves to the disk."""
-        self._tensorboard.flush()
+        with explain_disk_errors(self.path / "tensorboard"):
+            self._tensorboard.flush()
 
     def close(self) -> None:
         """Ends TensorBoard's file; the tables are on the disk already."""
-        self._tensorboard.close()
+        with explain_disk_errors(self.path / "tensorboard"):
+            self._tensorboard.close()
 
     def write_result(
         self, network: nn.Module, *, config: Mapping[str, Any], summary: Mapping[str, Any]

@@ -1,7 +1,7 @@
 """Ctrl-C and SIGTERM: finish the update, write a checkpoint, stop."""
 
+import os
 import signal
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +34,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         yield request
         return
     previous = {number: signal.getsignal(number) for number in SIGNALS}
+    here = os.getpid()
 
     def restore() -> None:
         for number, handler in previous.items():
@@ -42,7 +43,9 @@ def stop_on_signal() -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         request.made = True
         restore()
-        print("\nstopping after a checkpoint; once more to stop at once", file=sys.stderr, flush=True)
+        if os.getpid() == here:  # and not in a loader's process, which inherits the handler
+            # Not print: the signal may have come in the middle of another write to the same stream.
+            os.write(2, b"\nstopping after a checkpoint; once more to stop at once\n")
 
     for number in SIGNALS:
         signal.signal(number, note)

@@ -1,0 +1,135 @@
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from tiny import TINY
+
+from lineardiff.cli import main
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A finished run that was validated on all of the validation images."""
+    folder = tmp_path_factory.mktemp("evaluate") / "run"
+    assert main(["train", *TINY, "--output", str(folder)]) == 0
+    return folder
+
+
+def scores(capsys: pytest.CaptureFixture[str], *words: str) -> dict:
+    capsys.readouterr()
+    assert main(["evaluate", *words, "--workers", "0", "--json"]) == 0
+    return json.loads(capsys.readouterr().out)
+
+
+def test_a_run_scores_as_it_did_at_the_end_of_training(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    summary = json.loads((run / "summary.json").read_text())
+    found = scores(capsys, str(run))
+    assert (found["top1"], found["top5"]) == (summary["top1"], summary["top5"])
+    assert found["loss"] == pytest.approx(summary["loss"], rel=1e-5)
+    assert (found["images"], found["data"], found["split"]) == (2000, "fashion", "validation")
+    checkpoint = next((run / "checkpoints").glob("step-*"))
+    assert scores(capsys, str(checkpoint)) == found
+    assert scores(capsys, str(checkpoint / "model.safetensors")) == found
+
+
+def test_the_table_says_the_same(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = scores(capsys, str(run))
+    assert main(["evaluate", str(run), "--workers", "0"]) == 0
+    rows = dict(line.split() for line in capsys.readouterr().out.splitlines()[2:])
+    assert rows == {
+        "top1": f"{found['top1']:.2f}",
+        "top5": f"{found['top5']:.2f}",
+        "loss": f"{found['loss']:.4f}",
+        "images": "2,000",
+    }
+
+
+def test_weights_alone_need_their_config_but_not_their_recipe(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copy(run / "model.safetensors", tmp_path)
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "holds no config.json" in capsys.readouterr().err
+    shutil.copy(run / "config.json", tmp_path)
+    assert main(["evaluate", str(tmp_path)]) == 2
+    assert "--data" in capsys.readouterr().err
+    assert scores(capsys, str(tmp_path), "--data", "fashion") == scores(capsys, str(run))
+
+
+def test_bad_checkpoints_are_one_line_and_exit_code_2(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = tmp_path / "short"
+    short.mkdir()
+    for name in ("recipe.json", "config.json", "model.safetensors"):
+        data = (run / name).read_bytes()
+        (short / name).write_bytes(data[: len(data) // 2] if name == "model.safetensors" else data)
+    other = ["--model", "vit_tiny_patch16_224", "--data", "fashion", "--checkpoint"]
+    broken = tmp_path / "broken"
+    shutil.copytree(run, broken)
+    (broken / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
+    for words, message in [
+        ([str(tmp_path / "none")], "does not exist"),
+        ([str(run.parent)], "holds no model.safetensors"),
+        ([str(short)], "cut short or damaged"),
+        ([str(broken)], "not a config.json of lineardiff"),
+        ([*other, str(run / "model.safetensors")], "weights of another model"),
+        ([*other, str(run / "none.safetensors")], "is missing"),
+        (["--model", "vit_tny_patch16_224", *other[2:], str(run)], "did you mean vit_tiny_patch16_224"),
+        (["--model", "vit_tiny_patch16_224"], "--checkpoint"),
+        ([], "run folder"),
+        ([str(run), "--data", "nowhere"], "the data source nowhere does not exist"),
+        ([str(run), "--split", "test"], "'test'"),
+        ([str(run), "--device", "gpu7"], "device='gpu7' cannot be used here"),
+    ]:
+        capsys.readouterr()
+        assert main(["evaluate", *words]) == 2, words
+        err = capsys.readouterr().err
+        assert message in err
+        assert err.count("\n") == 1, err
+
+
+def test_data_with_other_classes_is_refused(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "val"):
+        for name in ("cat", "dog"):
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16)).save(tmp_path / split / name / "a.png")
+    assert main(["evaluate", str(run), "--data", str(tmp_path), "--workers", "0"]) == 2
+    err = capsys.readouterr().err
+    assert "10: T-shirt/top, Trouser, Pullover, ..." in err
+    assert "2: cat, dog" in err
+
+
+@pytest.mark.parametrize("workers", ["0", "1"])
+def test_a_damaged_image_is_named_or_skipped(
+    run: Path,
+    tmp_path: Path,
+    workers: str,
+    capsys: pytest.CaptureFixture[str],
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    classes = json.loads((run / "config.json").read_text())["classes"]
+    names = [name.replace("/", "-") for name in classes]
+    for split in ("train", "val"):
+        for name in names:
+            (tmp_path / split / name).mkdir(parents=True)
+            Image.new("RGB", (16, 16)).save(tmp_path / split / name / "a.png")
+    (tmp_path / "val" / "Bag" / "a.png").write_bytes(b"no image")
+    shutil.copytree(run, tmp_path / "run")
+    config = json.loads((run / "config.json").read_text()) | {"classes": sorted(names)}
+    (tmp_path / "run" / "config.json").write_text(json.dumps(config))
+    words = ["evaluate", str(tmp_path / "run"), "--data", str(tmp_path), "--workers", workers, "--json"]
+    capsys.readouterr()
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith("lineardiff: error: ")
+    assert str(tmp_path / "val" / "Bag" / "a.png") in err
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    assert main([*words, "--bad-images", "skip"]) == 0
+    assert json.loads(capsys.readouterr().out)["images"] == 9
+    assert "1 of 10 images were skipped" in caplog.text
