@@ -17,7 +17,22 @@ def rms_norm(x, gain, eps):
 
 
 def one_head(
-    q, k, v, pos, neg, l1, l2, g1, g2, i1, i2, *, softmax="separate", stage1="contrast", stage2="contrast", eps=1e-5
+    q,
+    k,
+    v,
+    pos,
+    neg,
+    l1,
+    l2,
+    g1,
+    g2,
+    i1,
+    i2,
+    *,
+    softmax="separate",
+    stage1="contrast",
+    stage2="contrast",
+    eps=1e-5,
 ):
     d = q.shape[1]
     half = d // 2

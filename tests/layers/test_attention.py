@@ -94,7 +94,9 @@ def test_equals_the_independent_composition(options, prefix):
         x = torch.randn(2, prefix + H * W, 24, dtype=torch.float64)
         assert torch.allclose(layer(x, (H, W)), expected(layer, x, (H, W)), atol=1e-12, rtol=1e-12)
         x32, layer32 = x.float(), copy.deepcopy(layer).float()
-        assert torch.allclose(layer32(x32, (H, W)).double(), expected(layer32, x32, (H, W)), atol=1e-5, rtol=1e-5)
+        assert torch.allclose(
+            layer32(x32, (H, W)).double(), expected(layer32, x32, (H, W)), atol=1e-5, rtol=1e-5
+        )
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
@@ -119,7 +121,9 @@ def test_lambda_and_initial_values():
         assert embed.shape == (256, 512)
         assert embed.mean().item() == pytest.approx(0, abs=0.02)
         assert embed.std().item() == pytest.approx(1, abs=0.02)
-    vectors = torch.stack([getattr(layer, f"lambda{i}_{v}") for i in (1, 2) for v in ("q1", "k1", "q2", "k2")])
+    vectors = torch.stack(
+        [getattr(layer, f"lambda{i}_{v}") for i in (1, 2) for v in ("q1", "k1", "q2", "k2")]
+    )
     assert vectors.shape == (8, 128)
     assert vectors.std().item() == pytest.approx(0.1, abs=0.01)
     assert torch.equal(layer.norm1.weight, torch.ones(128))
@@ -175,11 +179,15 @@ def test_contrast_grid_changes_with_the_embeddings_resized():
 
 def test_pool_can_be_a_function():
     def maximum(x, feat_size, grid):
-        return F.adaptive_max_pool2d(x.transpose(1, 2).unflatten(2, feat_size), grid).flatten(2).transpose(1, 2)
+        return (
+            F.adaptive_max_pool2d(x.transpose(1, 2).unflatten(2, feat_size), grid).flatten(2).transpose(1, 2)
+        )
 
     layer, average = make(pool=maximum), make()
     constant = torch.ones(1, 24, 24, dtype=torch.float64)
-    assert torch.allclose(layer(constant, (4, 6)), average(constant, (4, 6)), atol=1e-12)  # the maximum is the mean
+    assert torch.allclose(
+        layer(constant, (4, 6)), average(constant, (4, 6)), atol=1e-12
+    )  # the maximum is the mean
     x = torch.randn(1, 24, 24, dtype=torch.float64)
     assert not torch.allclose(layer(x, (4, 6)), average(x, (4, 6)))
 
@@ -234,7 +242,9 @@ def test_deepcopy_pickle_and_state_dict_keep_the_answer():
     buffer = io.BytesIO()
     torch.save(layer.state_dict(), buffer)
     buffer.seek(0)
-    other = VisualContrastAttention(24, 3, contrast_grid=(3, 2), grid_size=(6, 4), stage1="halves", dtype=torch.float64)
+    other = VisualContrastAttention(
+        24, 3, contrast_grid=(3, 2), grid_size=(6, 4), stage1="halves", dtype=torch.float64
+    )
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert torch.equal(other(x), answer)
 

@@ -10,7 +10,14 @@ from lineardiff.layers.tokens import pool_grid, pool_matrix, resize_contrast_emb
 
 @pytest.mark.parametrize(
     ("feat_size", "grid"),
-    [((14, 14), (7, 7)), ((7, 7), (7, 7)), ((9, 13), (4, 5)), ((5, 3), (1, 2)), ((10, 7), (7, 3)), ((1, 8), (1, 3))],
+    [
+        ((14, 14), (7, 7)),
+        ((7, 7), (7, 7)),
+        ((9, 13), (4, 5)),
+        ((5, 3), (1, 2)),
+        ((10, 7), (7, 3)),
+        ((1, 8), (1, 3)),
+    ],
 )
 def test_pooling_is_adaptive_average_pooling(feat_size, grid):
     (H, W), C = feat_size, 6

@@ -17,9 +17,16 @@ def calls(monkeypatch):
     log = []
 
     def make(name, reason):
-        return Backend(name, lambda inputs: log.append(name) or inputs.q, lambda inputs: reason, "for this test")
+        return Backend(
+            name, lambda inputs: log.append(name) or inputs.q, lambda inputs: reason, "for this test"
+        )
 
-    fakes = (make("fast", "no such chip"), make("faster", "d must be 64"), make("plain", None), make("slow", None))
+    fakes = (
+        make("fast", "no such chip"),
+        make("faster", "d must be 64"),
+        make("plain", None),
+        make("slow", None),
+    )
     monkeypatch.setattr(backends, "BACKENDS", fakes)
     monkeypatch.setattr(backends, "_chosen", "auto")
     return log
@@ -68,7 +75,9 @@ def test_unknown_name_lists_the_known():
         pass
 
 
-@pytest.mark.parametrize(("value", "expected"), [("reference", "reference"), ("", "portable"), ("nonsense", None)])
+@pytest.mark.parametrize(
+    ("value", "expected"), [("reference", "reference"), ("", "portable"), ("nonsense", None)]
+)
 def test_environment_variable(value, expected, monkeypatch):
     monkeypatch.setenv("LINEARDIFF_BACKEND", value)
     spec = importlib.util.find_spec("lineardiff.ops.backends")
@@ -88,7 +97,10 @@ def test_real_backends_answer_without_inputs():
 
 
 def test_compiled_function_follows_the_choice(monkeypatch):
-    fakes = (Backend("double", lambda i: 2 * i.q, lambda i: None, ""), Backend("zero", lambda i: 0 * i.q, lambda i: None, ""))
+    fakes = (
+        Backend("double", lambda i: 2 * i.q, lambda i: None, ""),
+        Backend("zero", lambda i: 0 * i.q, lambda i: None, ""),
+    )
     monkeypatch.setattr(backends, "BACKENDS", fakes)
     torch._dynamo.reset()
     tensors, scalars = truth.inputs()

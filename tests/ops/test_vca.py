@@ -31,7 +31,9 @@ def worst(a, b):
 
 def compare(dtype, shape, options, backend, packed=True):
     tensors, scalars = truth.inputs(*shape, packed=packed)
-    weight = torch.randn(shape[0], shape[1], shape[2], shape[3], generator=torch.Generator().manual_seed(1)).double()
+    weight = torch.randn(
+        shape[0], shape[1], shape[2], shape[3], generator=torch.Generator().manual_seed(1)
+    ).double()
     low = truth.cast(tensors, scalars, dtype)
     exact = ([x.double() for x in low[0]], {k: tuple(map(_double, v)) for k, v in low[1].items()})
     expected, expected_grads = truth.gradients(truth.vca, *exact, weight.to(dtype).double(), **options)
@@ -66,7 +68,9 @@ def test_odd_shapes_and_strides(shape, packed, backend):
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("options", [{}, {"softmax": "joint"}, {"stage1": "halves", "stage2": "halves"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"softmax": "joint"}, {"stage1": "halves", "stage2": "halves"}], ids=str
+)
 @pytest.mark.parametrize("shape", [(2, 2, 64, 16, 9), (1, 3, 197, 64, 49)], ids=str)
 def test_low_precision_is_at_most_twice_the_naive_error(shape, options, dtype):
     naive = compare(dtype, shape, options, "reference")
@@ -82,7 +86,9 @@ def test_gradcheck(backend):
     leaves = [x.clone().requires_grad_() for x in (*tensors, *scalars["lambdas"], *scalars["gains"])]
 
     def call(*x):
-        return vca(*x[:5], lambdas=x[5:7], gains=x[7:9], lambda_inits=scalars["lambda_inits"], backend=backend)
+        return vca(
+            *x[:5], lambdas=x[5:7], gains=x[7:9], lambda_inits=scalars["lambda_inits"], backend=backend
+        )
 
     assert torch.autograd.gradcheck(call, leaves)
 
@@ -91,7 +97,12 @@ def test_gradcheck(backend):
 def test_inference_in_chunks_equals_training(backend, monkeypatch):
     tensors, scalars = truth.inputs(3, 4, 20, 8, 5)
     expected = truth.vca(*tensors, **scalars)
-    for chunk in (1, 2 * 5 * 20 * 3, 2 * 5 * 20 * 4 * 2, 1 << 30):  # one head, 3 of 4 heads, 2 of 3 images, all
+    for chunk in (
+        1,
+        2 * 5 * 20 * 3,
+        2 * 5 * 20 * 4 * 2,
+        1 << 30,
+    ):  # one head, 3 of 4 heads, 2 of 3 images, all
         monkeypatch.setattr("lineardiff.ops.portable.CHUNK", chunk)
         with torch.no_grad():
             assert worst(vca(*tensors, backend=backend, **scalars), expected) <= 1e-12

@@ -1,8 +1,8 @@
 """pytest plugin (-p lineardiff_only): timm's own tests/test_models.py on the models of this library only.
 
-Loaded before collection, since that file calls list_models() in decorators. A model `vca_deit_tiny_...` in the
-module `vca_deit` is treated as timm treats its `deit_tiny_...` in `deit`: every name filter and module filter is
-mirrored with the prefix.
+Loaded before collection, since that file calls list_models() in decorators. A model `vca_deit_tiny_...` in
+the module `vca_deit` is treated as timm treats its `deit_tiny_...` in `deit`: every name filter and module
+filter is mirrored with the prefix.
 """
 
 import timm
@@ -21,7 +21,9 @@ def _mirror(patterns):
     return patterns + [PREFIX + p for p in patterns]
 
 
-def list_models(filter="", module="", pretrained=False, exclude_filters="", name_matches_cfg=False, include_tags=None):
+def list_models(
+    filter="", module="", pretrained=False, exclude_filters="", name_matches_cfg=False, include_tags=None
+):
     names = _list_models(
         _mirror(filter), _mirror(module), pretrained, _mirror(exclude_filters), name_matches_cfg, include_tags
     )

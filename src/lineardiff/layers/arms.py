@@ -74,7 +74,9 @@ def create_attention(
         _say_ignored(arm, name)
         del options[name]
     if arm in ("vca", "agent") and attn_drop:
-        raise ValueError(f"attention {arm!r} has no dropout of the attention map; got attn_drop={attn_drop}, use 0.")
+        raise ValueError(
+            f"attention {arm!r} has no dropout of the attention map; got attn_drop={attn_drop}, use 0."
+        )
     if arm == "vca":
         return VisualContrastAttention(dim, num_heads, depth=depth, **options, **common)
     if arm == "agent":
@@ -82,7 +84,8 @@ def create_attention(
     if arm == "diff":
         if dim % (2 * num_heads):
             raise ValueError(
-                f"attention 'diff' halves the channels of a head: dim={dim} must be a multiple of 2 * num_heads={2 * num_heads}."
+                f"attention 'diff' halves the channels of a head: dim={dim} must be a multiple "
+                f"of 2 * num_heads={2 * num_heads}."
             )
         return DifferentialAttention(dim, num_heads, depth=depth, attn_drop=attn_drop, **common)
     return SelfAttention(dim, num_heads, conv=arm == "mhsa_conv", attn_drop=attn_drop, **common)

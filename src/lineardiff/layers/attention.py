@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import torch
 from timm.layers import register_notrace_module
@@ -73,13 +73,15 @@ class VisualContrastAttention(nn.Module):
             raise ValueError(f"tokens={tokens!r} is unknown; choose one of {get_args(Tokens)}.")
         check_options(softmax=softmax, stage1=stage1, stage2=stage2)
         if not (pool == "avg" or callable(pool)):
-            raise ValueError(f"pool={pool!r} is unknown; pass 'avg' or a function (x, feat_size, contrast_grid).")
+            raise ValueError(
+                f"pool={pool!r} is unknown; pass 'avg' or a function (x, feat_size, contrast_grid)."
+            )
         if depth < 0:
             raise ValueError(f"depth={depth} is negative; blocks are counted from 0.")
         head_dim = dim // num_heads
         if "halves" in (stage1, stage2) and head_dim % 2:
             raise ValueError(f"a 'halves' stage needs an even head dimension; dim / num_heads is {head_dim}.")
-        factory = {"device": device, "dtype": dtype}
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
         self.dim = dim
         self.num_heads = num_heads
@@ -98,10 +100,16 @@ class VisualContrastAttention(nn.Module):
         embed, contrast = "embed" in tokens, "contrast" in (stage1, stage2)
         self.pos_embed_pos = nn.Parameter(torch.empty(n, dim, **factory)) if embed else None
         self.pos_embed_neg = nn.Parameter(torch.empty(n, dim, **factory)) if embed and contrast else None
-        for number, stage in ((1, stage1), (2, stage2)):
-            for vector in ("q1", "k1", "q2", "k2"):
-                value = None if stage == "plain" else nn.Parameter(torch.empty(head_dim, **factory))
-                self.register_parameter(f"lambda{number}_{vector}", value)
+
+        def vector(stage: str) -> nn.Parameter | None:
+            return None if stage == "plain" else nn.Parameter(torch.empty(head_dim, **factory))
+
+        self.lambda1_q1, self.lambda1_k1, self.lambda1_q2, self.lambda1_k2 = (
+            vector(stage1) for _ in range(4)
+        )
+        self.lambda2_q1, self.lambda2_k1, self.lambda2_q2, self.lambda2_k2 = (
+            vector(stage2) for _ in range(4)
+        )
         self.norm1 = None if stage1 == "plain" else nn.RMSNorm(head_dim, eps=1e-5, **factory)
         self.norm2 = None if stage2 == "plain" else nn.RMSNorm(head_dim, eps=1e-5, **factory)
         self.conv = ValueConv(dim, **factory) if conv else None
@@ -168,7 +176,9 @@ class VisualContrastAttention(nn.Module):
         for name in ("pos_embed_pos", "pos_embed_neg"):
             embed = getattr(self, name)
             if embed is not None:
-                resized = resize_contrast_embed(embed.detach(), new_grid=new_grid, old_grid=self.contrast_grid)
+                resized = resize_contrast_embed(
+                    embed.detach(), new_grid=new_grid, old_grid=self.contrast_grid
+                )
                 setattr(self, name, nn.Parameter(resized.clone(), requires_grad=embed.requires_grad))
         self.contrast_grid = new_grid
 
@@ -177,7 +187,8 @@ class VisualContrastAttention(nn.Module):
             feat_size = self.grid_size
         if feat_size is None:
             raise ValueError(
-                "the grid of the tokens is unknown; call with feat_size=(H, W), or build the layer with grid_size=(H, W)."
+                "the grid of the tokens is unknown; call with feat_size=(H, W), "
+                "or build the layer with grid_size=(H, W)."
             )
         H, W = feat_size
         h, w = self.contrast_grid

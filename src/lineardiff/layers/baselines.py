@@ -87,5 +87,5 @@ class DifferentialAttention(DiffAttention):
     """timm's differential attention (Ye et al., ICLR 2025, https://arxiv.org/abs/2410.05258), which needs no
     grid: `feat_size` is accepted so that every arm is called alike. TorchScript cannot compile it."""
 
-    def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:  # type: ignore[override]
+    def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:
         return super().forward(x)

@@ -113,7 +113,9 @@ class VCAVisionTransformer(VisionTransformer):
     ) -> None:
         for name in ("attn_layer", "block_fn"):
             if name in kwargs:
-                raise ValueError(f"{name} cannot be set on a vca_deit model; choose the attention with attention=.")
+                raise ValueError(
+                    f"{name} cannot be set on a vca_deit model; choose the attention with attention=."
+                )
         if patch_drop_rate:
             raise ValueError(
                 f"patch_drop_rate={patch_drop_rate} removes tokens from the grid that attention pools; leave it 0."
@@ -130,7 +132,7 @@ class VCAVisionTransformer(VisionTransformer):
         }
         options = {name: value for name, value in given.items() if value is not None}
         super().__init__(*args, depth=depth, block_fn=partial(Block, arms=arms, options=options), **kwargs)
-        self.blocks = nn.ModuleList(self.blocks)  # a Sequential cannot hand on the grid
+        self.blocks: nn.ModuleList = nn.ModuleList(self.blocks)  # a Sequential cannot hand on the grid
         self._check_grid()
 
     def _check_grid(self) -> None:
@@ -140,7 +142,8 @@ class VCAVisionTransformer(VisionTransformer):
             if h > H or w > W:
                 raise ValueError(
                     f"blocks.{index} pools into a {h} x {w} contrast grid, but images of {self.patch_embed.img_size} "
-                    f"pixels have only {H} x {W} patches; pass contrast_grid=({min(h, H)}, {min(w, W)}) or a larger img_size."
+                    f"pixels have only {H} x {W} patches; pass contrast_grid=({min(h, H)}, {min(w, W)}) "
+                    "or a larger img_size."
                 )
 
     @torch.jit.ignore
@@ -180,7 +183,7 @@ class VCAVisionTransformer(VisionTransformer):
         """Images (B, 3, height, width) -> logits (B, num_classes)."""
         return self.forward_head(self.forward_features(x))
 
-    def forward_intermediates(  # type: ignore[override]
+    def forward_intermediates(
         self,
         x: Tensor,
         indices: int | list[int] | None = None,

@@ -13,7 +13,9 @@ from torch import Tensor, nn
 
 from lineardiff.layers import VisualContrastAttention, resize_contrast_embed
 
-_VCA_TERM = re.compile(r"(pos_embed_pos|pos_embed_neg|lambda[12]_[qk][12]|norm[12]\.weight|conv\.(weight|bias))")
+_VCA_TERM = re.compile(
+    r"(pos_embed_pos|pos_embed_neg|lambda[12]_[qk][12]|norm[12]\.weight|conv\.(weight|bias))"
+)
 
 
 @dataclass(frozen=True)

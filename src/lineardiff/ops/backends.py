@@ -75,7 +75,9 @@ def select(name: str, inputs: Inputs) -> Backend:
         return next(b for b in BACKENDS if b.why_not(inputs) is None)
     reason = found.why_not(inputs)
     if reason is not None:
-        raise ValueError(f"backend {found.name!r} cannot run here: {reason}. Use backend='auto' to let one be chosen.")
+        raise ValueError(
+            f"backend {found.name!r} cannot run here: {reason}. Use backend='auto' to let one be chosen."
+        )
     return found
 
 

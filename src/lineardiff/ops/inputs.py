@@ -54,10 +54,14 @@ def check_inputs(inputs: Inputs) -> None:
                 f"convert one, for example {name}.to(q)."
             )
     if not q.is_floating_point():
-        raise ValueError(f"q, k, v must be floating point; got {q.dtype}. Convert them, for example q.float().")
+        raise ValueError(
+            f"q, k, v must be floating point; got {q.dtype}. Convert them, for example q.float()."
+        )
     for number, stage in enumerate((inputs.stage1, inputs.stage2)):
         if stage == "halves" and d % 2:
-            raise ValueError(f"stage{number + 1}='halves' splits the channels of a head in two; d={d} is odd.")
+            raise ValueError(
+                f"stage{number + 1}='halves' splits the channels of a head in two; d={d} is odd."
+            )
         if stage == "plain":
             continue
         scalar, gain = inputs.lambdas[number], inputs.gains[number]

@@ -66,7 +66,9 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
     else:
         t1, t2 = t[:, :n].chunk(2, -1)
         k1, k2 = k.chunk(2, -1)
-        scores = torch.cat([torch.bmm(_scaled(t1), k1.transpose(1, 2)), torch.bmm(_scaled(t2), k2.transpose(1, 2))], 1)
+        scores = torch.cat(
+            [torch.bmm(_scaled(t1), k1.transpose(1, 2)), torch.bmm(_scaled(t2), k2.transpose(1, 2))], 1
+        )
     v_hat = torch.bmm(scores.softmax(-1), v)
     if inputs.stage1 != "plain" and l1 is not None and gain1 is not None:
         v_hat = _norm(_difference(v_hat[:, :n], v_hat[:, n:], l1), gain1 * (1 - init1), inputs.eps)
@@ -79,7 +81,9 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
     else:
         t1, t2 = t[:, :n].chunk(2, -1)
         q1, q2 = q.chunk(2, -1)
-        scores = torch.cat([torch.bmm(q1, _scaled(t1).transpose(1, 2)), torch.bmm(q2, _scaled(t2).transpose(1, 2))], 2)
+        scores = torch.cat(
+            [torch.bmm(q1, _scaled(t1).transpose(1, 2)), torch.bmm(q2, _scaled(t2).transpose(1, 2))], 2
+        )
     if inputs.stage2 == "plain" or l2 is None or gain2 is None:
         o = torch.bmm(scores.softmax(-1), v_hat)
     else:
@@ -108,7 +112,9 @@ def _difference(x_pos: Tensor, x_neg: Tensor, scalar: Tensor) -> Tensor:
 def _norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
     """RMSNorm in float32 at least."""
     y = x.to(torch.promote_types(x.dtype, torch.float32))
-    norm = torch.linalg.vector_norm(y, dim=-1, keepdim=True)  # one pass over y, where square().mean() makes two
+    norm = torch.linalg.vector_norm(
+        y, dim=-1, keepdim=True
+    )  # one pass over y, where square().mean() makes two
     return (y * torch.rsqrt(norm * norm / y.shape[-1] + eps) * gain).to(x.dtype)
 
 

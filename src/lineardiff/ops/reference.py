@@ -19,7 +19,7 @@ def run(inputs: Inputs) -> Tensor:
 
 def contrast_map(inputs: Inputs) -> Tensor:
     """Stage I: the contrast map v^ (B, heads, n, d)."""
-    q, k, v, pos, neg = inputs[:5]
+    k, v, pos, neg = inputs[1:5]
     if inputs.stage1 == "plain":  # v^ = softmax(t+ k^T / sqrt d) v
         return _attend(pos, k) @ v
     if inputs.stage1 == "halves":
