@@ -42,12 +42,17 @@ def run(inputs: Inputs) -> Tensor:
             part = slice(b, b + step_batch), slice(h, h + step_heads)
             neg = None if inputs.neg is None else inputs.neg[part]
             q, k, v, pos = (x[part] for x in inputs[:4])
-            out[part] = all_heads(inputs._replace(q=q, k=k, v=v, pos=pos, neg=neg), compute)
+            chunk = inputs._replace(q=q, k=k, v=v, pos=pos, neg=neg)
+            out[part] = all_heads(chunk, compute, in_place=True)
     return out
 
 
-def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
-    """Every head at once, in the type `compute`; TorchScript compiles it too."""
+def all_heads(inputs: Inputs, compute: torch.dtype, in_place: bool = False) -> Tensor:
+    """Every head at once, in the type `compute`; TorchScript compiles it too.
+
+    `in_place` overwrites intermediate results, which autograd would need: fresh memory costs as much time
+    as the arithmetic.
+    """
     B, heads, N, d = inputs.q.shape
     n = inputs.pos.shape[2]
     q, k, v = _flat(inputs.q, compute), _flat(inputs.k, compute), _flat(inputs.v, compute)
@@ -69,9 +74,9 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
         scores = torch.cat(
             [torch.bmm(_scaled(t1), k1.transpose(1, 2)), torch.bmm(_scaled(t2), k2.transpose(1, 2))], 1
         )
-    v_hat = torch.bmm(scores.softmax(-1), v)
+    v_hat = torch.bmm(_softmax(scores, in_place), v)
     if inputs.stage1 != "plain" and l1 is not None and gain1 is not None:
-        v_hat = _norm(_difference(v_hat[:, :n], v_hat[:, n:], l1), gain1 * (1 - init1), inputs.eps)
+        v_hat = _norm(_difference(v_hat[:, :n], v_hat[:, n:], l1), gain1 * (1 - init1), inputs.eps, in_place)
 
     # stage II
     if inputs.stage2 == "contrast":
@@ -85,14 +90,14 @@ def all_heads(inputs: Inputs, compute: torch.dtype) -> Tensor:
             [torch.bmm(q1, _scaled(t1).transpose(1, 2)), torch.bmm(q2, _scaled(t2).transpose(1, 2))], 2
         )
     if inputs.stage2 == "plain" or l2 is None or gain2 is None:
-        o = torch.bmm(scores.softmax(-1), v_hat)
+        o = torch.bmm(_softmax(scores, in_place), v_hat)
     else:
         if inputs.softmax == "joint":
-            a = scores.softmax(-1).unflatten(-1, (2, n))
+            a = _softmax(scores, in_place).unflatten(-1, (2, n))
         else:
-            a = scores.unflatten(-1, (2, n)).softmax(-1)
+            a = _softmax(scores.unflatten(-1, (2, n)), in_place)
         o = torch.bmm(_difference(a[:, :, 0], a[:, :, 1], l2), v_hat)
-        o = _norm(o, gain2 * (1 - init2), inputs.eps)
+        o = _norm(o, gain2 * (1 - init2), inputs.eps, in_place)
     return o.to(inputs.q.dtype).view(B, heads, N, d)
 
 
@@ -109,13 +114,19 @@ def _difference(x_pos: Tensor, x_neg: Tensor, scalar: Tensor) -> Tensor:
     return torch.addcmul(x_pos, x_neg, scalar.reshape(()).to(x_pos.dtype), value=-1)
 
 
-def _norm(x: Tensor, gain: Tensor, eps: float) -> Tensor:
+def _softmax(scores: Tensor, in_place: bool) -> Tensor:
+    return torch.softmax(scores, -1, out=scores) if in_place else scores.softmax(-1)
+
+
+def _norm(x: Tensor, gain: Tensor, eps: float, in_place: bool) -> Tensor:
     """RMSNorm in float32 at least."""
     y = x.to(torch.promote_types(x.dtype, torch.float32))
     norm = torch.linalg.vector_norm(
         y, dim=-1, keepdim=True
     )  # one pass over y, where square().mean() makes two
-    return (y * torch.rsqrt(norm * norm / y.shape[-1] + eps) * gain).to(x.dtype)
+    scale = torch.rsqrt(norm * norm / y.shape[-1] + eps)
+    y = y.mul_(scale).mul_(gain) if in_place else y * scale * gain
+    return y.to(x.dtype)
 
 
 def _compute_dtype(device: str, dtype: torch.dtype) -> torch.dtype:
