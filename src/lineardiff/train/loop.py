@@ -293,10 +293,8 @@ class _Loop:
             }
             config = {**self.task.config(), "weights": kind}
             self.folder.write_result(self._weights()[kind], config=config, summary=summary)
-            _logger.info(
-                "wrote model.safetensors, config.json, summary.json, train.csv, validation.csv and tensorboard/ in %s",
-                self.folder.path,
-            )
+            files = "model.safetensors, config.json, summary.json, train.csv, validation.csv, tensorboard/"
+            _logger.info("%s holds %s", self.folder.path, files)
         self.accelerator.wait_for_everyone()
         return self.folder.read_summary()
 
