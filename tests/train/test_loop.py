@@ -13,7 +13,7 @@ import timm
 import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
-from toy import TINY, TOY, ToyTask, flat
+from toy import TINY, TOY, ToyTask, flat, rows
 
 from lineardiff.data import EpochBatches
 from lineardiff.recipes import TrainingRecipe
@@ -21,11 +21,6 @@ from lineardiff.train import ClassificationTask, train
 from lineardiff.train.folder import RunFolder
 from lineardiff.train.loop import _Loop
 from lineardiff.train.setup import build_optimizer
-
-
-def rows(file: Path) -> list[dict[str, float]]:
-    head, *lines = file.read_text().splitlines()
-    return [dict(zip(head.split(","), map(float, line.split(",")), strict=True)) for line in lines]
 
 
 def learning_rate(done: int) -> float:

@@ -1,6 +1,7 @@
 """Two processes with half of each batch learn what one process learns with the whole."""
 
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,8 +9,7 @@ from pathlib import Path
 
 import pytest
 from accelerate import PartialState
-from test_loop import rows
-from toy import TINY
+from toy import TINY, rows
 
 from lineardiff.train import ClassificationTask, train
 
@@ -28,7 +28,12 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
         str(tmp_path),
     ]
     done = subprocess.run(
-        [sys.executable, *command], capture_output=True, text=True, timeout=300, check=False
+        [sys.executable, *command],
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
     )
     assert done.returncode == 0, done.stderr
     train(RECIPE, ClassificationTask(RECIPE), output=tmp_path / "one")

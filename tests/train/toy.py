@@ -115,3 +115,9 @@ def fingerprint(run: Path) -> dict[str, str]:
     """What must be equal for two runs to be the same, bit for bit."""
     names = ("train.csv", "validation.csv", "model.safetensors", "config.json")
     return {name: hashlib.sha256((run / name).read_bytes()).hexdigest() for name in names}
+
+
+def rows(file: Path) -> list[dict[str, float]]:
+    """A table of a run folder."""
+    head, *lines = file.read_text().splitlines()
+    return [dict(zip(head.split(","), map(float, line.split(",")), strict=True)) for line in lines]

@@ -65,9 +65,14 @@ def compare(
         ValueError: The recipe does not fit, or `output` holds runs of another one.
     """
     # Here, because it takes seconds: help and mistakes in flags do not wait for it.
+    import torch
+
     from lineardiff.cli.comparison import contrast_picture, examples, look_at, measure
+    from lineardiff.cli.info import cpu_cores
     from lineardiff.visualize import plot_curves, report_html
 
+    # A core for each loader: more busy threads than cores make PyTorch's threads wait for each other.
+    torch.set_num_threads(max(1, min(torch.get_num_threads(), (cpu_cores() or 1) - recipe.workers)))
     tasks, recipes = {}, {}
     for number, (arm, label) in enumerate(ARMS.items(), start=1):
         _logger.info("%d of %d: %s", number, len(ARMS), label)

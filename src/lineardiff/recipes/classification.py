@@ -132,6 +132,7 @@ def demo() -> ClassificationRecipe:
             "depth=4",
             "num_heads=2",
             "contrast_grid=(4,4)",
+            "weight_init=jax",
         ),
         image_size=32,
         epochs=3,
@@ -147,6 +148,7 @@ def demo() -> ClassificationRecipe:
         color_jitter=0.0,
         random_erasing=0.0,
         crop_pct=1.0,
+        workers=1,
         log_every=10,
         checkpoint_every=100,
     )
