@@ -135,7 +135,7 @@ def demo() -> ClassificationRecipe:
             "weight_init=jax",
         ),
         image_size=32,
-        epochs=3,
+        epochs=2,
         batch_size=50,
         learning_rate=3e-3,
         warmup_epochs=0.5,
