@@ -1,19 +1,9 @@
-import os
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
-
-
-@pytest.fixture(scope="session")
-def shared_data() -> Path:
-    """The folder of CIFAR-10 and of the ImageNet samples, which the package does without."""
-    root = Path(os.environ.get("LINEARDIFF_SHARED", Path(__file__).parents[3] / "shared")) / "data"
-    if not root.is_dir():
-        pytest.skip(f"{root} does not exist: set LINEARDIFF_SHARED to the folder with the shared data")
-    return root
 
 
 @pytest.fixture
