@@ -66,6 +66,7 @@ def main(arguments: list[str]) -> int:
         "-W",
         "ignore",
     ]
+    command += ["-n", "2", "-k", "not (prune_intermediate and base)"]
     return subprocess.run([*command, "tests/test_models.py", *arguments], cwd=suite, env=env).returncode
 
 
