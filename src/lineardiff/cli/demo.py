@@ -36,8 +36,8 @@ def run(words: Sequence[str]) -> None:
     results = compare(get_recipe("demo"), output=arguments.output)
     print(summary_table(results))
     print(
-        "\nOne seed and small images: a demonstration, no proof. VCA pays off where tokens are many; "
-        "the report shows it."
+        "\nOne seed and small images: a demonstration, no proof. VCA includes a convolution that MHSA lacks "
+        "(attention=mhsa_conv has it), and saves time only where tokens are many; the report shows it."
     )
     names = ("report.html", "curves.png", "results.json", *(f"{arm}/model.safetensors" for arm in ARMS))
     print("\nwrote " + ", ".join(str(arguments.output / name) for name in names))
