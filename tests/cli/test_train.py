@@ -58,6 +58,18 @@ def test_a_dry_run_shows_everything_and_writes_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_recipe_of_the_paper_resolves_with_its_own_model(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["train", "imagenet_swin_tiny", "--data", "fashion", "--dry-run"]) == 0
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    table = {line[0]: line[1:] for line in lines if line}
+    assert table["model"] == ["vca_swin_tiny_patch4_224"]
+    assert table["clip_grad"] == ["5.0"]
+    assert table["data"] == ["fashion", "ILSVRC/imagenet-1k"]
+    assert table["updates"] == [f"{300 * (10_000 // 1024):,}"]
+    # Swin's stem, three downsamplings, 96 to 768 channels: more than 27 M weights without the 1000 classes.
+    assert int(table["parameters"][0].replace(",", "")) > 27_000_000
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [

@@ -14,12 +14,7 @@ from lineardiff.cli.arguments import parse
 from lineardiff.cli.errors import nearest
 from lineardiff.cli.table import format_table
 from lineardiff.evaluate import multiply_adds, parameters
-
-# Parameters, multiply-adds and ImageNet top-1 of the paper, https://arxiv.org/abs/2511.00833
-PUBLISHED = {
-    "vca_deit_tiny_patch16_224": ("6.0 M", "1.2 G", "75.6"),
-    "vca_deit_small_patch16_224": ("22.6 M", "4.6 G", "80.7"),
-}
+from lineardiff.results import Metric, find_published
 
 
 @dataclass
@@ -59,4 +54,10 @@ def _row(name: str) -> tuple[str, ...]:
     chans, height, width = model.pretrained_cfg["input_size"]
     cost = multiply_adds(model, (height, width), in_chans=chans)
     size = f"{height} x {width}"
-    return name, size, f"{parameters(model):,}", f"{cost:,}", *PUBLISHED.get(name, ("-", "-", "-"))
+    printed = (_published(name, metric) for metric in ("parameters", "multiply_adds", "top1"))
+    return name, size, f"{parameters(model):,}", f"{cost:,}", *printed
+
+
+def _published(name: str, metric: Metric) -> str:
+    number = find_published(name, metric)
+    return f"{number.value} {number.unit}" if number else "-"

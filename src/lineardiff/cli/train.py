@@ -65,7 +65,8 @@ def run(words: Sequence[str]) -> None:
 
 
 def _usage() -> str:
-    recipes = "\n".join(f"  {name:<15} {_first_line(make.__doc__)}" for name, make in RECIPES.items())
+    width = max(map(len, RECIPES))
+    recipes = "\n".join(f"  {name:<{width}} {_first_line(make.__doc__)}" for name, make in RECIPES.items())
     return (
         "usage: lineardiff train RECIPE [flags]\n\n"
         f"{_first_line(Train.__doc__)}\n\nrecipes:\n{recipes}\n\n"

@@ -3,17 +3,30 @@
 import logging
 from collections.abc import Sequence
 from functools import cache
-from typing import Any, Literal, get_args
+from typing import Any, Literal, TypedDict, get_args
 
 from torch import nn
 
-from lineardiff.layers.attention import VisualContrastAttention
+from lineardiff.layers.attention import Pool, Tokens, VisualContrastAttention
 from lineardiff.layers.baselines import AgentAttention, DifferentialAttention, SelfAttention
+from lineardiff.ops import Softmax, Stage
 
 Arm = Literal["vca", "mhsa", "mhsa_conv", "diff", "agent"]
 
+
+class AttentionOptions(TypedDict, total=False):
+    """Options of :class:`VisualContrastAttention` that a model hands on to all its layers."""
+
+    tokens: Tokens
+    stage1: Stage
+    stage2: Stage
+    softmax: Softmax
+    conv: bool
+    pool: Literal["avg"] | Pool
+
+
 _OPTIONS: dict[str, frozenset[str]] = {
-    "vca": frozenset({"contrast_grid", "tokens", "stage1", "stage2", "softmax", "conv", "pool"}),
+    "vca": frozenset({"contrast_grid", *AttentionOptions.__annotations__}),
     "mhsa": frozenset(),
     "mhsa_conv": frozenset(),
     "diff": frozenset(),
@@ -21,29 +34,40 @@ _OPTIONS: dict[str, frozenset[str]] = {
 }
 
 
-def check_arms(attention: str | Sequence[str], blocks: int) -> tuple[Arm, ...]:
+def check_arms(
+    attention: str | Sequence[str], count: int, *, own: str | None = None, of: str = "blocks"
+) -> tuple[str, ...]:
     """One arm for each of the blocks (or stages) of a model.
 
     Args:
         attention: one name for all, or one for each.
-        blocks: how many there are.
+        count: how many blocks or stages there are.
+        own: name of an attention that the host model adds to the arms.
+        of: "blocks" or "stages", for the message.
 
     Raises:
         ValueError: a name is unknown, or there are not as many as blocks.
     """
-    arms = (attention,) * blocks if isinstance(attention, str) else tuple(attention)
-    if len(arms) != blocks:
+    arms = (attention,) * count if isinstance(attention, str) else tuple(attention)
+    if len(arms) != count:
         raise ValueError(
-            f"attention names {len(arms)} arms for {blocks} blocks; give one name for all, or one for each block."
+            f"attention names {len(arms)} arms for {count} {of}; give one name for all, or one for each."
         )
-    for arm in arms:
-        if arm not in get_args(Arm):
-            raise ValueError(f"unknown attention {arm!r}; choose one of {', '.join(get_args(Arm))}.")
-    return arms  # type: ignore[return-value]
+    known = (*get_args(Arm), *((own,) if own else ()))
+    for index, arm in enumerate(arms):
+        if arm not in known:
+            where = "" if isinstance(attention, str) else f" of {of[:-1]} {index + 1}"
+            raise ValueError(f"unknown attention {arm!r}{where}; choose one of {', '.join(known)}.")
+    return arms
+
+
+def has_option(arm: str, name: str) -> bool:
+    """Whether an arm has an option of :class:`VisualContrastAttention`; the attention of a host has none."""
+    return name in _OPTIONS.get(arm, ())
 
 
 def create_attention(
-    arm: Arm,
+    arm: str,
     dim: int,
     num_heads: int,
     *,
@@ -71,7 +95,7 @@ def create_attention(
     check_arms(arm, 1)
     options = dict(options or {})
     for name in sorted(set(options) - _OPTIONS[arm]):
-        _say_ignored(arm, name)
+        say_ignored(arm, name)
         del options[name]
     if arm in ("vca", "agent") and attn_drop:
         raise ValueError(
@@ -92,5 +116,6 @@ def create_attention(
 
 
 @cache
-def _say_ignored(arm: str, name: str) -> None:
+def say_ignored(arm: str, name: str) -> None:
+    """Say once in the log that an arm has no such option."""
     logging.getLogger("lineardiff").info("attention %r has no %s: the option is ignored.", arm, name)

@@ -6,80 +6,72 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import DropPath, LayerScale
 from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
+from timm.models.vision_transformer import checkpoint_filter_fn as vit_filter_fn
 from torch import Tensor, nn
 
-from lineardiff.layers import Arm, check_arms, create_attention
+from lineardiff.layers import check_arms, create_attention
+from lineardiff.models.block import Block
 from lineardiff.models.weights import checkpoint_filter_fn, vca_terms
 
 __all__ = ["VCAVisionTransformer", "VCAVisionTransformerDistilled"]  # timm adds the registered functions
 
 
-class Block(nn.Module):
-    """timm's pre-norm transformer block, whose attention knows the grid of the tokens."""
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        *,
-        arms: Sequence[Arm],
-        options: dict[str, Any],
-        depth: int,
-        mlp_ratio: float,
-        mlp_layer: Any,
-        act_layer: Any,
-        norm_layer: Any,
-        qkv_bias: bool,
-        proj_bias: bool,
-        attn_drop: float,
-        proj_drop: float,
-        drop_path: float,
-        init_values: float | None,
-        device: torch.device | str | None = None,
-        dtype: torch.dtype | None = None,
-        **unsupported: Any,
-    ) -> None:
-        super().__init__()
-        for name in ("qk_norm", "scale_attn_norm", "scale_mlp_norm"):
-            if unsupported.get(name):
-                raise ValueError(f"{name}=True is not available in the vca_deit models; leave it False.")
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
-        self.norm1 = norm_layer(dim, **factory)
-        self.attn = create_attention(
-            arms[depth],
-            dim,
-            num_heads,
-            depth=depth,
-            attn_drop=attn_drop,
-            options=options,
-            qkv_bias=qkv_bias,
-            proj_bias=proj_bias,
-            proj_drop=proj_drop,
-            **factory,
-        )
-        self.ls1 = LayerScale(dim, init_values=init_values, **factory) if init_values else nn.Identity()
-        self.drop_path1 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-        self.norm2 = norm_layer(dim, **factory)
-        self.mlp = mlp_layer(
-            in_features=dim,
-            hidden_features=int(dim * mlp_ratio),
-            act_layer=act_layer,
-            bias=proj_bias,
-            drop=proj_drop,
-            **factory,
-        )
-        self.ls2 = LayerScale(dim, init_values=init_values, **factory) if init_values else nn.Identity()
-        self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
-
-    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
-        """Tokens (B, P + H*W, C) with their grid (H, W) -> (B, P + H*W, C)."""
-        x = x + self.drop_path1(self.ls1(self.attn(self.norm1(x), feat_size)))
-        return x + self.drop_path2(self.ls2(self.mlp(self.norm2(x))))
+def _block(
+    dim: int,
+    num_heads: int,
+    *,
+    arms: Sequence[str],
+    options: dict[str, Any],
+    depth: int,
+    mlp_ratio: float,
+    mlp_layer: Any,
+    act_layer: Any,
+    norm_layer: Any,
+    qkv_bias: bool,
+    proj_bias: bool,
+    attn_drop: float,
+    proj_drop: float,
+    drop_path: float,
+    init_values: float | None,
+    device: torch.device | str | None = None,
+    dtype: torch.dtype | None = None,
+    **unsupported: Any,
+) -> Block:
+    """As timm's VisionTransformer asks for its blocks."""
+    for name in ("qk_norm", "scale_attn_norm", "scale_mlp_norm"):
+        if unsupported.get(name):
+            raise ValueError(f"{name}=True is not available in the vca_deit models; leave it False.")
+    attn = create_attention(
+        arms[depth],
+        dim,
+        num_heads,
+        depth=depth,
+        attn_drop=attn_drop,
+        options=options,
+        qkv_bias=qkv_bias,
+        proj_bias=proj_bias,
+        proj_drop=proj_drop,
+        device=device,
+        dtype=dtype,
+    )
+    return Block(
+        attn,
+        dim,
+        mlp_ratio=mlp_ratio,
+        mlp_layer=mlp_layer,
+        act_layer=act_layer,
+        norm_layer=norm_layer,
+        bias=proj_bias,
+        proj_drop=proj_drop,
+        drop_path=drop_path,
+        init_values=init_values,
+        device=device,
+        dtype=dtype,
+    )
 
 
 class VCAVisionTransformer(VisionTransformer):
@@ -131,7 +123,7 @@ class VCAVisionTransformer(VisionTransformer):
             "pool": pool,
         }
         options = {name: value for name, value in given.items() if value is not None}
-        super().__init__(*args, depth=depth, block_fn=partial(Block, arms=arms, options=options), **kwargs)
+        super().__init__(*args, depth=depth, block_fn=partial(_block, arms=arms, options=options), **kwargs)
         self.blocks: nn.ModuleList = nn.ModuleList(self.blocks)  # a Sequential cannot hand on the grid
         self._check_grid()
 
@@ -145,6 +137,11 @@ class VCAVisionTransformer(VisionTransformer):
                     f"pixels have only {H} x {W} patches; pass contrast_grid=({min(h, H)}, {min(w, W)}) "
                     "or a larger img_size."
                 )
+
+    @torch.jit.ignore
+    def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """timm's filter for ViT checkpoints: other image and patch sizes, other libraries' names."""
+        return dict(vit_filter_fn(state_dict, self, adapt_layer_scale=True))
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:

@@ -8,7 +8,6 @@ from pathlib import Path
 import timm
 import torch
 from timm.models import load_state_dict
-from timm.models.vision_transformer import checkpoint_filter_fn as vit_filter_fn
 from torch import Tensor, nn
 
 from lineardiff.layers import VisualContrastAttention, resize_contrast_embed
@@ -51,7 +50,8 @@ class LoadReport:
 
 
 def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> LoadReport:
-    """Load the weights of a baseline (timm's DeiT, say) into a model with Visual-Contrast Attention.
+    """Load the weights of a baseline into a model with Visual-Contrast Attention: timm's DeiT or Swin, or PVT or
+    CSwin in the layout of this library or of their authors.
 
     Everything but the VCA terms is loaded: a model to fine-tune, not one that already classifies.
 
@@ -69,6 +69,10 @@ def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) 
     """
     given = dict(weights) if isinstance(weights, Mapping) else _read(weights)
     before = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
+    if not hasattr(model, "filter_checkpoint"):
+        raise ValueError(
+            f"{type(model).__name__} is not a model of lineardiff; create one, such as vca_deit_*."
+        )
     given = checkpoint_filter_fn(given, model)
     own = model.state_dict()
     terms = vca_terms(model)
@@ -112,18 +116,18 @@ def vca_terms(model: nn.Module) -> set[str]:
 def checkpoint_filter_fn(
     state_dict: Mapping[str, Tensor], model: nn.Module, *, contrast_grid: tuple[int, int] | None = None
 ) -> dict[str, Tensor]:
-    """timm's filter for ViT checkpoints (other image and patch sizes), and contrast embeddings of another
-    contrast grid resized.
+    """Weights of another layout or size, as the model takes them: what the model's `filter_checkpoint` does
+    (names of the authors, positions of other images), and contrast embeddings of another contrast grid resized.
 
     Args:
         state_dict: of a checkpoint.
-        model: to be loaded.
+        model: to be loaded, of this library.
         contrast_grid: of the checkpoint; None takes a square one where the sizes differ.
 
     Raises:
         ValueError: a contrast embedding is of a non-square grid and `contrast_grid` is None.
     """
-    filtered = dict(vit_filter_fn(dict(state_dict), model, adapt_layer_scale=True))
+    filtered: dict[str, Tensor] = model.filter_checkpoint(dict(state_dict))  # type: ignore[operator]
     for prefix, module in model.named_modules():
         if not isinstance(module, VisualContrastAttention):
             continue
@@ -141,7 +145,8 @@ def _read(weights: str | Path) -> dict[str, Tensor]:
     path = Path(weights)
     if path.is_file():
         try:
-            return dict(load_state_dict(str(path), use_ema=False, weights_only=True))
+            given = dict(load_state_dict(str(path), use_ema=False, weights_only=True))
+            return dict(given.get("state_dict_ema", given))  # CSwin's authors publish these alone
         except Exception as error:
             raise ValueError(
                 f"{path} cannot be read as weights ({type(error).__name__}: {error}); "

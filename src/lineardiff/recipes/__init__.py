@@ -2,11 +2,17 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from functools import partial, update_wrapper
 
-from .classification import ClassificationRecipe, demo, imagenet_deit
+from .classification import ClassificationRecipe, demo
+from .imagenet import CSWIN, PVT, SWIN, imagenet_cswin, imagenet_deit, imagenet_pvt, imagenet_swin
 from .training import TrainingRecipe
 
 RECIPES: dict[str, Callable[[], ClassificationRecipe]] = {"demo": demo, "imagenet_deit": imagenet_deit}
+for _family, _sizes in ((imagenet_pvt, PVT), (imagenet_swin, SWIN), (imagenet_cswin, CSWIN)):
+    for _size in _sizes:
+        # update_wrapper: the command line lists recipes with the first line of their docstrings.
+        RECIPES[f"{_family.__name__}_{_size}"] = update_wrapper(partial(_family, _size), _family)
 
 
 def get_recipe(name: str) -> ClassificationRecipe:

@@ -96,28 +96,6 @@ class ClassificationRecipe(TrainingRecipe):
             )
 
 
-def imagenet_deit() -> ClassificationRecipe:
-    """The paper's recipe for ImageNet-1k, which is DeiT's: 300 epochs at 224 pixels, batches of 1024.
-
-    Give the images (a folder with train/ and val/, or a data set of the hub), one process for each GPU:
-
-        torchrun --nproc-per-node 8 -m lineardiff train imagenet_deit --data /data/imagenet --output runs/tiny
-
-    Expected (the paper, not measured by us): top-1 75.6 for vca_deit_tiny, 80.7 for vca_deit_small. Neither
-    did we measure the cost: 300 epochs are 384 million images, to be divided by your images/s. The learning
-    rate is DeiT's 5e-4 for each 512 images of a batch: scale it when you change `batch_size`.
-    """
-    return ClassificationRecipe(
-        name="imagenet_deit",
-        data="ILSVRC/imagenet-1k",
-        learning_rate=5e-4 * 1024 / 512,
-        ema_decay=0.99996,
-        repeated_augmentation=3,
-        precision="bf16",
-        workers=8,
-    )
-
-
 def demo() -> ClassificationRecipe:
     """Minutes on two CPU cores: a small ViT on the 28 x 28 grey images inside the package, enlarged to 32.
 

@@ -1,0 +1,259 @@
+"""Swin Transformer (https://arxiv.org/abs/2103.14030) on timm's, with Visual-Contrast Attention or another arm in
+place of the windows of a stage."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
+from timm.layers import calculate_drop_path_rates, to_2tuple
+from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models.swin_transformer import SwinTransformer
+from timm.models.swin_transformer import checkpoint_filter_fn as swin_filter_fn
+from torch import Tensor, nn
+from typing_extensions import Unpack
+
+from lineardiff.layers import AttentionOptions, create_attention
+from lineardiff.models.block import MapBlock
+from lineardiff.models.stages import Grid, check_image, geometry, stage_attentions
+from lineardiff.models.weights import checkpoint_filter_fn, vca_terms
+
+__all__ = ["VCASwinTransformer"]  # timm adds the registered functions
+
+WINDOW = "window"
+
+
+class VCASwinTransformer(SwinTransformer):
+    """timm's SwinTransformer, whose stages without windows attend over the whole map: no windows, no shift, no
+    relative position bias.
+
+    Images of any size that is a multiple of `patch_size` pass; stages with windows pad their map, as timm does.
+
+    Args:
+        attention: "window" (Swin's own), "vca", "mhsa", "mhsa_conv", "diff" or "agent" for all stages, or one
+            for each.
+        contrast_grids: (h, w) of each stage, None for a stage without contrast tokens; None altogether takes the
+            paper's 9, 16 and 49 contrast tokens (and 49 in stage 4 where it has them).
+        strict_img_size: refuse images of other sizes than `img_size`.
+        img_size, patch_size, in_chans, num_classes, global_pool, embed_dim, depths, num_heads, window_size,
+            always_partition, mlp_ratio, qkv_bias, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate,
+            norm_layer, weight_init: of timm's SwinTransformer.
+        **options: tokens, stage1, stage2, softmax, conv and pool of
+            :class:`lineardiff.VisualContrastAttention`, for all its stages.
+
+    Raises:
+        ValueError: an option does not fit, or a stage cannot take images of `img_size`.
+    """
+
+    def __init__(
+        self,
+        *,
+        attention: str | Sequence[str] = ("vca", "vca", "vca", WINDOW),
+        contrast_grids: Sequence[Grid | None] | None = None,
+        img_size: int | tuple[int, int] = 224,
+        patch_size: int = 4,
+        in_chans: int = 3,
+        num_classes: int = 1000,
+        global_pool: str = "avg",
+        embed_dim: int = 96,
+        depths: tuple[int, ...] = (2, 2, 6, 2),
+        num_heads: tuple[int, ...] = (3, 6, 12, 24),
+        window_size: Any = 7,
+        always_partition: bool = False,
+        strict_img_size: bool = False,
+        mlp_ratio: float = 4.0,
+        qkv_bias: bool = True,
+        drop_rate: float = 0.0,
+        proj_drop_rate: float = 0.0,
+        attn_drop_rate: float = 0.0,
+        drop_path_rate: float = 0.1,
+        norm_layer: Any = nn.LayerNorm,
+        weight_init: str = "",
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+        **options: Unpack[AttentionOptions],
+    ) -> None:
+        attentions = stage_attentions(
+            attention, contrast_grids, own=WINDOW, stages=len(depths), options=options
+        )
+        stages = geometry((patch_size, *(2,) * (len(depths) - 1)), attentions, pads=True)
+        check_image(*to_2tuple(img_size), stages)
+        super().__init__(
+            img_size=img_size,
+            patch_size=patch_size,
+            in_chans=in_chans,
+            num_classes=num_classes,
+            global_pool=global_pool,
+            embed_dim=embed_dim,
+            depths=depths,
+            num_heads=num_heads,
+            window_size=window_size,
+            always_partition=always_partition,
+            strict_img_size=strict_img_size,
+            mlp_ratio=mlp_ratio,
+            qkv_bias=qkv_bias,
+            drop_rate=drop_rate,
+            proj_drop_rate=proj_drop_rate,
+            attn_drop_rate=attn_drop_rate,
+            drop_path_rate=drop_path_rate,
+            norm_layer=norm_layer,
+            weight_init="skip",
+            device=device,
+            dtype=dtype,
+        )
+        self.geometry = stages
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        for index, stage in enumerate(attentions):
+            if stage.arm == WINDOW:
+                continue
+            dim = embed_dim * 2**index
+            self.layers[index].blocks = nn.Sequential(
+                *(
+                    MapBlock(
+                        create_attention(
+                            stage.arm,
+                            dim,
+                            num_heads[index],
+                            depth=sum(depths[:index]) + block,
+                            attn_drop=attn_drop_rate,
+                            options=stage.layer_options(),
+                            qkv_bias=qkv_bias,
+                            proj_drop=proj_drop_rate,
+                            **factory,
+                        ),
+                        dim,
+                        mlp_ratio=mlp_ratio,
+                        norm_layer=norm_layer,
+                        proj_drop=proj_drop_rate,
+                        drop_path=rates[index][block],
+                        **factory,
+                    )
+                    for block in range(depths[index])
+                )
+            )
+        self.weight_init_mode = "reset" if weight_init == "skip" else weight_init
+        if weight_init != "skip":
+            self.init_weights(needs_reset=False)
+
+    @torch.jit.ignore
+    def no_weight_decay(self) -> set[str]:
+        """Relative position biases, and the lambdas and contrast embeddings of VCA stages."""
+        return super().no_weight_decay() | {
+            name for name in vca_terms(self) if "lambda" in name or "pos_embed" in name
+        }
+
+    @torch.jit.ignore
+    def set_input_size(
+        self,
+        img_size: tuple[int, int] | None = None,
+        patch_size: int | tuple[int, int] | None = None,
+        window_size: Any = None,
+        **options: Any,
+    ) -> None:
+        """As timm's: the windows, where there are any, scale with the map unless `window_size` is given.
+
+        Raises:
+            ValueError: the images do not go through every stage.
+        """
+        patch = self.patch_embed.patch_size if patch_size is None else to_2tuple(patch_size)
+        stages = self.geometry._replace(patch_sizes=(patch[0], *self.geometry.patch_sizes[1:]))
+        check_image(*to_2tuple(img_size or self.patch_embed.img_size), stages)
+        self.geometry = stages
+        super().set_input_size(img_size=img_size, patch_size=patch_size, window_size=window_size, **options)
+
+    @torch.jit.ignore
+    def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
+        """timm's filter for Swin checkpoints (the authors' names, other windows and patches), which must not look
+        for windows in stages that have none."""
+        windowless = tuple(
+            f"layers.{index}.blocks."
+            for index, layer in enumerate(self.layers)
+            if isinstance(layer.blocks[0], MapBlock)
+        )
+        bias = "relative_position_bias_table"
+        windows = (
+            {n for n in state_dict if n.startswith(windowless) and n.endswith(bias)} if windowless else set()
+        )
+        kept = swin_filter_fn({n: v for n, v in state_dict.items() if n not in windows}, self)
+        return {**kept, **{name: state_dict[name] for name in windows}}
+
+    def forward_features(self, x: Tensor) -> Tensor:
+        """Images (B, C_in, height, width) -> normalised features of the last stage (B, H, W, C)."""
+        if not torch.jit.is_scripting():
+            check_image(x.shape[2], x.shape[3], self.geometry)
+        return self.norm(self.layers(self.patch_embed(x)))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (B, C_in, height, width) -> logits (B, num_classes)."""
+        return self.forward_head(
+            self.forward_features(x)
+        )  # here, so that torch.fx finds check_image by its name
+
+    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+        """As timm's: the maps (B, C, H, W) of the chosen stages.
+
+        Raises:
+            ValueError: images that do not go through every stage.
+        """
+        check_image(x.shape[2], x.shape[3], self.geometry)
+        return super().forward_intermediates(x, *args, **kwargs)
+
+
+def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
+    return build_model_with_cfg(
+        VCASwinTransformer,
+        variant,
+        pretrained,
+        pretrained_filter_fn=checkpoint_filter_fn,
+        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
+        **kwargs,
+    )
+
+
+def _cfg(**kwargs: Any) -> dict[str, Any]:
+    return {
+        "num_classes": 1000,
+        "input_size": (3, 224, 224),
+        "min_input_size": (3, 112, 112),  # 7 x 7 contrast tokens in stage 3
+        "pool_size": (7, 7),
+        "crop_pct": 0.875,
+        "interpolation": "bicubic",
+        "mean": IMAGENET_DEFAULT_MEAN,
+        "std": IMAGENET_DEFAULT_STD,
+        "first_conv": "patch_embed.proj",
+        "classifier": "head.fc",
+        "license": "apache-2.0",
+        **kwargs,
+    }
+
+
+default_cfgs = generate_default_cfgs(
+    {
+        "vca_swin_tiny_patch4_224": _cfg(),
+        "vca_swin_small_patch4_224": _cfg(),
+        "vca_swin_base_patch4_224": _cfg(),
+    }
+)
+
+_TINY: dict[str, Any] = {"embed_dim": 96, "depths": (2, 2, 6, 2), "num_heads": (3, 6, 12, 24)}
+_SMALL: dict[str, Any] = {**_TINY, "depths": (2, 2, 18, 2)}
+_BASE: dict[str, Any] = {"embed_dim": 128, "depths": (2, 2, 18, 2), "num_heads": (4, 8, 16, 32)}
+
+
+@register_model
+def vca_swin_tiny_patch4_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-Swin-Tiny: 9, 16 and 49 contrast tokens in stages 1 to 3, windows in stage 4, 28,546,680 parameters."""
+    return _create("vca_swin_tiny_patch4_224", pretrained, **{**_TINY, **kwargs})
+
+
+@register_model
+def vca_swin_small_patch4_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-Swin-Small."""
+    return _create("vca_swin_small_patch4_224", pretrained, **{**_SMALL, **kwargs})
+
+
+@register_model
+def vca_swin_base_patch4_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
+    """VCA-Swin-Base."""
+    return _create("vca_swin_base_patch4_224", pretrained, **{**_BASE, **kwargs})
