@@ -17,6 +17,14 @@ Tokens = Literal["pool+embed", "embed", "pool"]
 Pool = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
 
 
+class StageNorm(nn.RMSNorm):
+    """Holds the gain of the RMSNorm of one stage, which the op computes together with the stage."""
+
+    def forward(self) -> Tensor:  # type: ignore[override]
+        """The gain. It is called for, not read, so that hooks that bring a module's weights to its device run."""
+        return self.weight.view_as(self.weight)
+
+
 @register_notrace_module  # its checks of sizes are no graph; torch.export and torch.compile see inside
 class VisualContrastAttention(nn.Module):
     """Visual-Contrast Attention (https://arxiv.org/abs/2511.00833), linear in the number of tokens.
@@ -110,8 +118,8 @@ class VisualContrastAttention(nn.Module):
         self.lambda2_q1, self.lambda2_k1, self.lambda2_q2, self.lambda2_k2 = (
             vector(stage2) for _ in range(4)
         )
-        self.norm1 = None if stage1 == "plain" else nn.RMSNorm(head_dim, eps=1e-5, **factory)
-        self.norm2 = None if stage2 == "plain" else nn.RMSNorm(head_dim, eps=1e-5, **factory)
+        self.norm1 = None if stage1 == "plain" else StageNorm(head_dim, eps=1e-5, **factory)
+        self.norm2 = None if stage2 == "plain" else StageNorm(head_dim, eps=1e-5, **factory)
         self.conv = ValueConv(dim, **factory) if conv else None
         self.proj = nn.Linear(dim, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -210,8 +218,8 @@ class VisualContrastAttention(nn.Module):
         pos, neg = self._contrast_tokens(q, feat_size)
         l1 = self._lambda(self.lambda1_q1, self.lambda1_k1, self.lambda1_q2, self.lambda1_k2)
         l2 = self._lambda(self.lambda2_q1, self.lambda2_k1, self.lambda2_q2, self.lambda2_k2)
-        gain1 = self.norm1.weight if self.norm1 is not None else None
-        gain2 = self.norm2.weight if self.norm2 is not None else None
+        gain1 = self.norm1() if self.norm1 is not None else None
+        gain2 = self.norm2() if self.norm2 is not None else None
         return Inputs(
             self._split_heads(q),
             self._split_heads(k),
