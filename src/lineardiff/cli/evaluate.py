@@ -1,5 +1,6 @@
-"""``lineardiff evaluate``: accuracy of trained weights."""
+"""``lineardiff evaluate``: accuracy of trained weights; ``lineardiff evaluate fid`` is a file of its own."""
 
+import importlib
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -22,7 +23,10 @@ IMAGE_FIELDS = ("mean", "std", "crop_pct", "interpolation")
 
 @dataclass
 class Evaluate:
-    """Top-1, top-5 and loss of a run, or of any of timm's models with weights from a file."""
+    """Top-1, top-5 and loss of a run, or of any of timm's models with weights from a file.
+
+    Generated images are scored by another command: lineardiff evaluate fid --help.
+    """
 
     run: tyro.conf.Positional[Path | None] = None
     """Folder of a finished run, one of its checkpoints, or a safetensors file in one of these."""
@@ -62,6 +66,9 @@ class Trained:
 
 
 def run(words: Sequence[str]) -> None:
+    if words and words[0] == "fid":
+        importlib.import_module("lineardiff.cli.evaluate_fid").run(words[1:])
+        return
     arguments = parse(Evaluate, words, prog="lineardiff evaluate")
     trained = _named(arguments) if arguments.run is None else _found(arguments.run)
     data = arguments.data or trained.data
@@ -101,14 +108,19 @@ def _score(trained: Trained, data: str, arguments: Evaluate) -> dict[str, float]
         split,
         transform=eval_transform(**trained.transform),
         batch_size=arguments.batch_size,
-        device=_device(arguments.device),
+        device=choose_device(arguments.device),
         workers=arguments.workers,
         precision=arguments.precision,
         progress=True,
     )
 
 
-def _device(name: str | None) -> "torch.device":
+def choose_device(name: str | None) -> "torch.device":
+    """The device of that name; None: the accelerator if there is one.
+
+    Raises:
+        ValueError: it does not exist here.
+    """
     import torch
 
     if name is None:

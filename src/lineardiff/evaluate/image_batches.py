@@ -1,0 +1,213 @@
+"""Images to score as uint8 batches: from a folder, from an npz file in ADM's format, or the embedded ones."""
+
+import math
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO, Protocol
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+from torchvision.datasets.folder import IMG_EXTENSIONS
+from torchvision.transforms.functional import pil_to_tensor
+
+from lineardiff.data.images import ImageSplit, open_images
+from lineardiff.evaluate.feature_statistics import npz_names, npz_path
+from lineardiff.evaluate.features import check_images
+
+
+class ImageBatches(Protocol):
+    """All images of a source, in a fixed order; iterating yields batches (B, 3, H, W), uint8."""
+
+    source: str
+    images: int
+    size: tuple[int, int]
+    """(H, W)"""
+
+    def __iter__(self) -> Iterator[Tensor]: ...
+
+
+class TensorBatches:
+    """Images (N, 3, H, W), uint8, that are in memory."""
+
+    def __init__(self, images: Tensor, *, batch_size: int = 64, source: str = "tensor") -> None:
+        self._batches = check_images(images).split(batch_size)
+        self.source, self.images, self.size = source, len(images), (images.shape[2], images.shape[3])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._batches)
+
+
+def open_batches(
+    source: str | Path, *, batch_size: int = 64, image_size: int | None = None, workers: int = 0
+) -> ImageBatches:
+    """Open images to score.
+
+    Args:
+        source: "fashion", the embedded training images (10,000; write "./fashion" for a folder of that name);
+            a folder, of which all images count, those of its sub-folders included, in the order of their
+            paths; or an npz file with an array `arr_0` (N, H, W, 3), or (N, H, W) of grey images, uint8.
+        batch_size: Images of one batch.
+        image_size: Cut and resize images to this square as ADM does (:func:`center_crop`); None takes them
+            as they are. Those of an npz file are final.
+        workers: Processes that load the images of a folder; 0 loads in this one.
+
+    Raises:
+        ValueError: The source is missing, empty, damaged or of another layout or type. While iterating: an
+            image cannot be decoded, or has another size than the first one.
+    """
+    if batch_size < 1 or (image_size is not None and image_size < 2):
+        raise ValueError(
+            f"batch_size={batch_size}, image_size={image_size}: expected at least 1 image and 2 pixels"
+        )
+    path = Path(source).expanduser()
+    if source == "fashion":
+        return _SplitBatches(open_images("fashion", "train"), batch_size, image_size, workers)
+    if path.is_dir():
+        split = ImageSplit(_FlatFolder(path), source=str(source), split="train")
+        return _SplitBatches(split, batch_size, image_size, workers)
+    if not path.exists():
+        raise ValueError(
+            f"{source} does not exist; expected a folder of images, an npz file, or 'fashion' (the embedded images)"
+        )
+    batches = _NpzBatches(path, batch_size)
+    if image_size is not None and batches.size != (image_size, image_size):
+        raise ValueError(
+            f"{path} holds images of {_size(batches.size)} and image_size is {image_size}; images of an npz file "
+            "are not resized: give a folder, or leave image_size out"
+        )
+    return batches
+
+
+def save_samples(path: str | Path, images: Tensor) -> None:
+    """Write images (N, 3, H, W), uint8, as an npz file that ADM's evaluator reads: `arr_0` (N, H, W, 3).
+
+    Raises:
+        ValueError: the images have another type or shape, or the path does not end in .npz.
+    """
+    np.savez(npz_path(path), check_images(images).cpu().permute(0, 2, 3, 1).contiguous().numpy())
+
+
+def center_crop(image: Image.Image, image_size: int) -> Image.Image:
+    """The middle square of an image at `image_size` pixels a side, as ADM prepares ImageNet.
+
+    The image is halved by box filtering while its shorter side is at least twice image_size, then resized
+    by bicubic interpolation so that the shorter side fits, then cut.
+    """
+    while min(image.size) >= 2 * image_size:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = image_size / min(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    left, top = (image.width - image_size) // 2, (image.height - image_size) // 2
+    return image.crop((left, top, left + image_size, top + image_size))
+
+
+class _FlatFolder:
+    """An image reader (see `lineardiff.data.images`) of all images below a folder, without labels."""
+
+    classes: tuple[str, ...] = ("image",)
+
+    def __init__(self, root: Path) -> None:
+        self._paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
+        if not self._paths:
+            raise ValueError(
+                f"{root} holds no images; expected files such as *.png or *.jpg, in any sub-folder"
+            )
+        self.labels = np.zeros(len(self._paths), dtype=np.int64)
+
+    def read(self, index: int) -> Image.Image:
+        return Image.open(self._paths[index])
+
+    def locate(self, index: int) -> str:
+        return str(self._paths[index])
+
+
+class _SplitPixels(Dataset[Tensor]):
+    """The images of a split as tensors (3, H, W), uint8, all of one size."""
+
+    def __init__(self, split: ImageSplit, image_size: int | None) -> None:
+        self._split = split
+        self._image_size = image_size
+        self.size: tuple[int, int] | None = None
+        _, height, width = self[0].shape
+        self.size = (height, width)
+
+    def __len__(self) -> int:
+        return len(self._split)
+
+    def __getitem__(self, index: int) -> Tensor:
+        item = self._split[index]
+        assert item is not None  # the split refuses bad images
+        image = item[0] if self._image_size is None else center_crop(item[0], self._image_size)
+        pixels = pil_to_tensor(image)
+        if self.size is not None and pixels.shape[-2:] != self.size:
+            raise ValueError(
+                f"{self._split.locate(index)} has {_size(pixels.shape[-2:])} pixels, the first image "
+                f"{_size(self.size)}; bring all to one size with image_size (--image-size)"
+            )
+        return pixels
+
+
+class _SplitBatches:
+    def __init__(self, split: ImageSplit, batch_size: int, image_size: int | None, workers: int) -> None:
+        pixels = _SplitPixels(split, image_size)
+        assert pixels.size is not None
+        self.source, self.images, self.size = split.source, len(split), pixels.size
+        self._loader = DataLoader(pixels, batch_size, num_workers=workers)
+
+    def __iter__(self) -> Iterator[Tensor]:
+        return iter(self._loader)
+
+
+class _NpzBatches:
+    """Reads one batch after the other: 50,000 images of 256 x 256 are 10 GB."""
+
+    def __init__(self, path: Path, batch_size: int) -> None:
+        if "arr_0" not in npz_names(path):
+            raise ValueError(
+                f"{path} holds {', '.join(sorted(npz_names(path))) or 'nothing'}; "
+                "expected images, an array arr_0 (N, H, W, 3)"
+            )
+        self.source = str(path)
+        self._path, self._batch_size = path, batch_size
+        with zipfile.ZipFile(path) as archive, archive.open("arr_0.npy") as file:
+            shape, fortran, dtype = _npy_header(file)
+        if dtype != np.uint8 or fortran or len(shape) not in (3, 4) or (*shape, 1)[3] not in (1, 3):
+            raise ValueError(
+                f"arr_0 of {path} is {dtype}{', in Fortran order,' if fortran else ''} of shape {shape}; "
+                "expected uint8 images, 0 to 255, of shape (N, H, W, 3) or grey (N, H, W), in C order"
+            )
+        if shape[0] == 0:
+            raise ValueError(f"{path} holds no images")
+        self._shape = (*shape, 1)[:4]
+        self.images, self.size = shape[0], (shape[1], shape[2])
+
+    def __iter__(self) -> Iterator[Tensor]:
+        with zipfile.ZipFile(self._path) as archive, archive.open("arr_0.npy") as file:
+            _npy_header(file)
+            for start in range(0, self.images, self._batch_size):
+                shape = (min(self._batch_size, self.images - start), *self._shape[1:])
+                try:
+                    data = file.read(math.prod(shape))
+                except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                    raise ValueError(f"{self._path} is damaged: {error}") from error
+                if len(data) < math.prod(shape):
+                    raise ValueError(f"{self._path} is cut short: it ends after image {start}")
+                images = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape)
+                yield images.permute(0, 3, 1, 2).expand(-1, 3, -1, -1).contiguous()
+
+
+def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
+    """Shape, whether in Fortran order, and type of an array; the file stands at its data afterwards."""
+    version = np.lib.format.read_magic(file)
+    if version == (1, 0):
+        return np.lib.format.read_array_header_1_0(file)
+    return np.lib.format.read_array_header_2_0(file)
+
+
+def _size(size: tuple[int, ...]) -> str:
+    return " x ".join(map(str, size))
