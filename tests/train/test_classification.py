@@ -5,10 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from timm.layers import DropPath
 from torch import Tensor, nn
 from toy import TINY
 
+from lineardiff.recipes import ClassificationRecipe
 from lineardiff.train import ClassificationTask
+from lineardiff.train.classification import build_model
 
 
 class Fixed(nn.Module):
@@ -108,3 +111,11 @@ def test_the_seed_decides_weights_and_images_and_leaves_the_generators() -> None
 def test_what_does_not_exist_or_fit_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClassificationTask(replace(TINY, **changes))
+
+
+def test_no_stochastic_depth_means_none_even_where_the_model_has_it_by_default() -> None:
+    recipe = ClassificationRecipe(model="vca_swin_tiny_patch4_224", drop_path=0.0)
+    model = build_model(recipe, num_classes=3)
+    assert not [module for module in model.modules() if isinstance(module, DropPath)]
+    without = ClassificationRecipe(model="lcnet_035", drop_path=0.0)  # a model that has none
+    assert build_model(without, num_classes=3).num_classes == 3

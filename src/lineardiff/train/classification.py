@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from difflib import get_close_matches
+from pathlib import Path
 from typing import Any
 
 import timm
@@ -110,6 +111,12 @@ class ClassificationTask:
         )
         return {name: metrics[name] for name in ("loss", "top1", "top5")}
 
+    def picture(self, model: nn.Module) -> None:
+        """There is none."""
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Nothing: the weights and config.json are what timm reads."""
+
     def config(self) -> dict[str, Any]:
         """Flat for people, and nested as `timm.create_model("local-dir:<run>", pretrained=True)` reads it."""
         recipe = self.recipe
@@ -144,15 +151,23 @@ def build_model(recipe: ClassificationRecipe, *, num_classes: int) -> nn.Module:
         nearest = get_close_matches(recipe.model, timm.list_models(), n=3)
         hint = f"did you mean {' or '.join(nearest)}?" if nearest else "timm.list_models() lists them"
         raise recipe.error("model", f"no model of that name is registered; {hint}")
-    try:
+
+    def create(**drop_path: float) -> nn.Module:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(recipe.seed)
-            model = timm.create_model(
-                recipe.model,
-                num_classes=num_classes,
-                drop_path_rate=recipe.drop_path or None,  # not every model has one, and None is not passed on
-                **recipe.model_kwargs(),
+            return timm.create_model(
+                recipe.model, num_classes=num_classes, **drop_path, **recipe.model_kwargs()
             )
+
+    try:
+        try:
+            model = create(
+                drop_path_rate=recipe.drop_path
+            )  # 0 too: some models would take another by default
+        except TypeError as error:
+            if recipe.drop_path or "drop_path_rate" not in str(error):
+                raise
+            model = create()  # this one has no stochastic depth
     except TypeError as error:
         raise recipe.error("model_args", f"{recipe.model} does not take them: {error}") from error
     try:
