@@ -309,3 +309,16 @@ def test_bad_grids_say_what_to_do():
         layer(x, (5, 9))
     with pytest.raises(ValueError, match="50 tokens, fewer than the 8 x 8 grid"):
         layer(x, (8, 8))
+
+
+def test_module_hooks_and_trackers_see_no_gradient_under_no_grad():
+    layer = VisualContrastAttention(8, 2, contrast_grid=(2, 2))
+    seen = []
+    for norm in (layer.norm1, layer.norm2):
+        norm.register_forward_hook(lambda module, _, gain: seen.append((module.weight, gain)))
+    x = torch.randn(1, 9, 8)
+    with torch.no_grad():
+        layer(x, (3, 3))
+    layer(x, (3, 3))
+    assert [gain.requires_grad for _, gain in seen] == [False, False, True, True]
+    assert all(torch.equal(weight, gain) for weight, gain in seen)

@@ -22,7 +22,8 @@ class StageNorm(nn.RMSNorm):
 
     def forward(self) -> Tensor:  # type: ignore[override]
         """The gain. It is called for, not read, so that hooks that bring a module's weights to its device run."""
-        return self.weight.view_as(self.weight)
+        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        return weight.view_as(weight)
 
 
 @register_notrace_module  # its checks of sizes are no graph; torch.export and torch.compile see inside
