@@ -99,7 +99,7 @@ def test_options_reach_vca_and_are_named_where_they_are_ignored(caplog):
     assert isinstance(layer, VisualContrastAttention)
     assert (layer.contrast_grid, layer.softmax) == ((2, 3), "joint")
     assert layer.lambda_init == VisualContrastAttention(24, 3, depth=2).lambda_init
-    arms._say_ignored.cache_clear()
+    arms.say_ignored.cache_clear()
     with caplog.at_level(logging.INFO, logger="lineardiff"):
         for _ in range(3):
             create_attention("mhsa", 24, 3, options={"contrast_grid": (2, 3)})

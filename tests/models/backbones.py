@@ -1,7 +1,9 @@
 """Small PVT, Swin and CSwin for the tests of what they share."""
 
+import pytest
 import timm
 import torch
+from packaging.version import Version
 
 GRIDS = ((2, 3), (3, 2), (2, 2), (2, 2))
 SMALL = {
@@ -40,3 +42,10 @@ def small(name, **options):
 
 def images(height, width, *, batch=2):
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(1))
+
+
+def skip_where_timms_swin_cannot(name):
+    if name.startswith("vca_swin") and Version(timm.__version__) < Version("1.0.31"):
+        pytest.skip(
+            f"the Swin of timm {timm.__version__} cannot be pruned, nor resized to other than square windows"
+        )
