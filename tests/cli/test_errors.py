@@ -35,6 +35,10 @@ def failing(error: BaseException) -> int:
             ModuleNotFoundError("no", name="datasets.load"),
             'datasets.load is not installed; pip install "lineardiff[train]"',
         ),
+        (
+            ImportError("DiT needs diffusers: pip install 'lineardiff[generate]'"),
+            "DiT needs diffusers: pip install 'lineardiff[generate]'",
+        ),
     ],
 )
 def test_mistakes_are_one_line_and_exit_code_2(

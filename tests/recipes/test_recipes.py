@@ -5,7 +5,7 @@ from dataclasses import FrozenInstanceError, asdict, replace
 
 import pytest
 
-from lineardiff.recipes import RECIPES, ClassificationRecipe, get_recipe
+from lineardiff.recipes import RECIPES, ClassificationRecipe, TrainingRecipe, get_recipe
 
 ODD = ClassificationRecipe(
     model_args=("attention=mhsa", "contrast_grid=(4, 4)", "qkv_bias=False"),
@@ -19,8 +19,8 @@ ODD = ClassificationRecipe(
 
 
 @pytest.mark.parametrize("recipe", [ODD, *(build() for build in RECIPES.values())], ids=lambda r: r.name)
-def test_json_round_trip_is_exact(recipe: ClassificationRecipe) -> None:
-    again = ClassificationRecipe.from_json(recipe.to_json())
+def test_json_round_trip_is_exact(recipe: TrainingRecipe) -> None:
+    again = type(recipe).from_json(recipe.to_json())
     assert again == recipe
     assert [type(v) for v in asdict(again).values()] == [type(v) for v in asdict(recipe).values()]
     assert again.to_json() == recipe.to_json()
@@ -42,6 +42,9 @@ def test_json_with_an_unknown_field_or_a_wrong_type_is_refused() -> None:
     ("changes", "message"),
     [
         ({"epochs": -1}, r"epochs=-1: expected a whole number of at least 1"),
+        ({"steps": 10}, r"steps=10: with epochs=300: give one of them, and None for the other"),
+        ({"epochs": None}, r"steps=None: with epochs=None: give one of them"),
+        ({"epochs": None, "steps": 0}, r"steps=0: expected a whole number"),
         ({"epochs": 1.5, "warmup_epochs": 0}, r"epochs=1.5: expected a whole number"),
         ({"batch_size": 10, "accumulate": 4}, r"batch_size=10: expected a multiple of accumulate=4"),
         ({"batch_size": 6, "accumulate": 2}, r"batch_size=6: .*even batch"),
@@ -75,6 +78,11 @@ def test_refused_values_name_the_field(changes: dict[str, object], message: str)
         ClassificationRecipe(**changes)  # type: ignore[arg-type]
 
 
+def test_length_is_in_epochs_or_in_updates() -> None:
+    assert replace(ODD, epochs=3, warmup_epochs=0).total_steps(7) == 21
+    assert replace(ODD, epochs=None, steps=20).total_steps(7) == 20
+
+
 def test_recipes_do_not_change() -> None:
     with pytest.raises(FrozenInstanceError):
         ODD.epochs = 1  # type: ignore[misc]
@@ -100,7 +108,7 @@ def test_get_recipe_suggests_the_nearest_name() -> None:
     assert get_recipe("demo") == RECIPES["demo"]()
     with pytest.raises(ValueError, match=r"'imagenet_diet'.*did you mean imagenet_deit"):
         get_recipe("imagenet_diet")
-    with pytest.raises(ValueError, match="choose one of demo, imagenet_deit"):
+    with pytest.raises(ValueError, match="choose one of demo, fashion_sit, imagenet_deit"):
         get_recipe("???")
 
 

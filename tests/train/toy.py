@@ -102,6 +102,12 @@ class ToyTask:
     def validate(self, model: nn.Module) -> dict[str, float]:
         return {"distance": (flat(model) - 1).norm().item()}
 
+    def picture(self, model: nn.Module) -> None:
+        pass
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        pass
+
     def config(self) -> dict[str, Any]:
         return {"architecture": "toy"}
 

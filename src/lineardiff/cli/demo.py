@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from lineardiff.cli.arguments import parse
 from lineardiff.cli.table import format_table
-from lineardiff.recipes import ClassificationRecipe, get_recipe
+from lineardiff.recipes import ClassificationRecipe, demo
 
 if TYPE_CHECKING:
     from lineardiff.train import ClassificationTask
@@ -33,7 +33,7 @@ class Demo:
 
 def run(words: Sequence[str]) -> None:
     arguments = parse(Demo, words, prog="lineardiff demo")
-    results = compare(get_recipe("demo"), output=arguments.output)
+    results = compare(demo(), output=arguments.output)
     print(summary_table(results))
     print(
         "\nOne seed and small images: a demonstration, no proof. VCA includes a convolution that MHSA lacks "

@@ -161,13 +161,23 @@ def _found(path: Path) -> Trained:
     folder = weights.parent
     run_folder = folder.parent.parent if folder.parent.name == "checkpoints" else folder
     recipe_file, config_file = run_folder / "recipe.json", folder / "config.json"
-    recipe = ClassificationRecipe.from_json(recipe_file.read_text()) if recipe_file.exists() else None
+    recipe = _recipe(recipe_file) if recipe_file.exists() else None
     if config_file.exists():
         return _configured(config_file, weights, data=recipe.data if recipe else None)
     if recipe is None:
         raise ValueError(f"{folder} holds no config.json, which names the model of the weights; give --model")
     transform = {name: getattr(recipe, name) for name in ("image_size", "crop_pct", "interpolation")}
     return Trained(recipe.model, recipe.model_kwargs(), transform, weights, data=recipe.data, classes=None)
+
+
+def _recipe(file: Path) -> ClassificationRecipe:
+    text = file.read_text()
+    if "objective" in json.loads(text):
+        raise ValueError(
+            f"{file.parent} holds a generator of images, which has no accuracy: draw images with lineardiff sample, "
+            "score them with lineardiff evaluate fid"
+        )
+    return ClassificationRecipe.from_json(text)
 
 
 def _configured(file: Path, weights: Path, *, data: str | None) -> Trained:

@@ -1,28 +1,30 @@
 """``lineardiff train RECIPE``: train, or continue a run."""
 
+import itertools
 import logging
+import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import tyro
 
 from lineardiff.cli.arguments import parse
 from lineardiff.cli.table import format_table
-from lineardiff.recipes import RECIPES, ClassificationRecipe, get_recipe
+from lineardiff.recipes import RECIPES, GenerationRecipe, TrainingRecipe, get_recipe
 
 _logger = logging.getLogger("lineardiff")
 
 if TYPE_CHECKING:
-    from lineardiff.train import ClassificationTask
+    from lineardiff.train import ClassificationTask, GenerationTask
 
 
 @dataclass
 class Train:
     """Train a recipe. A run folder that holds a run of the same recipe is continued where it stopped."""
 
-    recipe: tyro.conf.OmitArgPrefixes[ClassificationRecipe]
+    recipe: tyro.conf.OmitArgPrefixes[TrainingRecipe]
     output: Path | None = None
     """Folder of the run: curves, checkpoints, weights. None: runs/RECIPE."""
     resume: bool = True
@@ -46,9 +48,9 @@ def run(words: Sequence[str]) -> None:
     # Here, because it takes seconds: help and mistakes in flags do not wait for it.
     from accelerate import PartialState
 
-    from lineardiff.train import ClassificationTask, train
+    from lineardiff.train import train
 
-    task = ClassificationTask(recipe)
+    task = _task(recipe)
     if arguments.dry_run:
         print("\n" + _size(recipe, task))
         return
@@ -61,12 +63,23 @@ def run(words: Sequence[str]) -> None:
             for key, value in summary.items()
         ]
         print(format_table(("summary", ""), rows, left=2))
-        print(f"\nwrote {output}; lineardiff evaluate {output} scores it again")
+        generates = isinstance(recipe, GenerationRecipe)
+        then = "sample {} draws images with it" if generates else "evaluate {} scores it again"
+        print(f"\nwrote {output}; lineardiff {then.format(output)}")
+
+
+def _task(recipe: Any) -> "ClassificationTask | GenerationTask":
+    from lineardiff.train import ClassificationTask, GenerationTask
+
+    return GenerationTask(recipe) if isinstance(recipe, GenerationRecipe) else ClassificationTask(recipe)
 
 
 def _usage() -> str:
-    width = max(map(len, RECIPES))
-    recipes = "\n".join(f"  {name:<{width}} {_first_line(make.__doc__)}" for name, make in RECIPES.items())
+    families = itertools.groupby(RECIPES, key=lambda name: _first_line(RECIPES[name].__doc__))
+    recipes = "\n".join(
+        textwrap.fill(", ".join(names), 100, initial_indent="  ", subsequent_indent="  ") + f"\n      {what}"
+        for what, names in families
+    )
     return (
         "usage: lineardiff train RECIPE [flags]\n\n"
         f"{_first_line(Train.__doc__)}\n\nrecipes:\n{recipes}\n\n"
@@ -78,7 +91,7 @@ def _first_line(text: str | None) -> str:
     return (text or "").strip().split("\n")[0]
 
 
-def _resolved(recipe: ClassificationRecipe, original: ClassificationRecipe) -> str:
+def _resolved(recipe: TrainingRecipe, original: TrainingRecipe) -> str:
     before = asdict(original)
     rows = [
         (field, _text(value), "" if value == before[field] else _text(before[field]))
@@ -91,17 +104,30 @@ def _text(value: object) -> str:
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
-def _size(recipe: ClassificationRecipe, task: "ClassificationTask") -> str:
+def _size(recipe: TrainingRecipe, task: "ClassificationTask | GenerationTask") -> str:
+    import torch
+
     from lineardiff.data import steps_per_epoch
     from lineardiff.evaluate import multiply_adds, parameters
+    from lineardiff.train import GenerationTask
 
-    steps = recipe.epochs * steps_per_epoch(len(task.train_data), batch_size=recipe.batch_size)
+    if isinstance(task, GenerationTask):
+        cost = multiply_adds(
+            task.model,
+            task.model.sample_size,
+            in_chans=task.model.in_channels,
+            conditions=(torch.zeros(1), torch.zeros(1, dtype=torch.long)),
+        )
+    else:
+        cost = multiply_adds(task.model, task.recipe.image_size)
+    images = len(task.train_data)
+    steps = recipe.total_steps(steps_per_epoch(images, batch_size=recipe.batch_size))
     rows = [
-        ("training images", len(task.train_data)),
+        ("training images", images),
         ("validation images", len(task.validation)),
         ("classes", len(task.classes)),
         ("parameters", parameters(task.model)),
-        ("multiply-adds of one image", multiply_adds(task.model, recipe.image_size)),
+        ("multiply-adds of one image", cost),
         ("updates", steps),
         ("images seen", steps * recipe.batch_size),
     ]

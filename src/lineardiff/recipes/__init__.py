@@ -5,17 +5,28 @@ from difflib import get_close_matches
 from functools import partial, update_wrapper
 
 from .classification import ClassificationRecipe, demo
+from .generation import PATCH_SIZES, SIZES, GenerationRecipe, fashion_sit, imagenet_dit, imagenet_sit
 from .imagenet import CSWIN, PVT, SWIN, imagenet_cswin, imagenet_deit, imagenet_pvt, imagenet_swin
 from .training import TrainingRecipe
 
-RECIPES: dict[str, Callable[[], ClassificationRecipe]] = {"demo": demo, "imagenet_deit": imagenet_deit}
+RECIPES: dict[str, Callable[[], ClassificationRecipe | GenerationRecipe]] = {
+    "demo": demo,
+    "fashion_sit": fashion_sit,
+    "imagenet_deit": imagenet_deit,
+}
+# update_wrapper: the command line lists recipes with the first line of their docstrings.
 for _family, _sizes in ((imagenet_pvt, PVT), (imagenet_swin, SWIN), (imagenet_cswin, CSWIN)):
     for _size in _sizes:
-        # update_wrapper: the command line lists recipes with the first line of their docstrings.
         RECIPES[f"{_family.__name__}_{_size}"] = update_wrapper(partial(_family, _size), _family)
+for _generator in (imagenet_dit, imagenet_sit):
+    for _size in SIZES:
+        for _patch_size in PATCH_SIZES:
+            RECIPES[f"{_generator.__name__}_{_size}_{_patch_size}"] = update_wrapper(
+                partial(_generator, _size, _patch_size), _generator
+            )
 
 
-def get_recipe(name: str) -> ClassificationRecipe:
+def get_recipe(name: str) -> ClassificationRecipe | GenerationRecipe:
     """The recipe called `name`, one of RECIPES.
 
     Raises:

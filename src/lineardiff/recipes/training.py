@@ -31,8 +31,10 @@ class TrainingRecipe:
     model_args: tuple[str, ...] = ()
     """Further arguments of the model, key=value with Python literals: attention=mhsa contrast_grid=(4,4)."""
 
-    epochs: int = 300
-    """Passes over the training images."""
+    epochs: int | None = 300
+    """Passes over the training images; None where `steps` says how long."""
+    steps: int | None = None
+    """Updates in all, with epochs None."""
     batch_size: int = 1024
     """Images of one update, over all processes and accumulated batches together."""
     accumulate: int = 1
@@ -42,8 +44,8 @@ class TrainingRecipe:
     """Optimiser, by its name in `timm.optim.create_optimizer_v2`."""
     learning_rate: float = 1e-3
     """Highest learning rate, reached at the end of the warm-up."""
-    min_learning_rate: float = 1e-5
-    """Learning rate at the end of the cosine."""
+    min_learning_rate: float | None = 1e-5
+    """Learning rate at the end of the cosine; None stays at the highest."""
     warmup_learning_rate: float = 1e-6
     """Learning rate of the first update, when there is a warm-up."""
     warmup_epochs: float = 5.0
@@ -78,22 +80,25 @@ class TrainingRecipe:
     """Updates between two checkpoints; the last update always writes one."""
 
     def __post_init__(self) -> None:
-        for name in ("epochs", "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every"):
+        if (self.epochs is None) == (self.steps is None):
+            raise self.error("steps", f"with epochs={self.epochs}: give one of them, and None for the other")
+        length = "epochs" if self.steps is None else "steps"
+        for name in (length, "batch_size", "accumulate", "log_every", "validate_every", "checkpoint_every"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 1:
                 raise self.error(name, "expected a whole number of at least 1")
         for name in ("workers", "seed"):
             if not isinstance(getattr(self, name), int) or getattr(self, name) < 0:
                 raise self.error(name, "expected a whole number, zero or more")
         for name in ("min_learning_rate", "warmup_learning_rate", "warmup_epochs", "weight_decay"):
-            if getattr(self, name) < 0:
+            if (getattr(self, name) or 0) < 0:
                 raise self.error(name, "expected zero or more")
         if self.batch_size % self.accumulate:
             raise self.error("batch_size", f"expected a multiple of accumulate={self.accumulate}")
         if self.learning_rate <= 0:
             raise self.error("learning_rate", "expected more than zero, such as 1e-3")
-        if self.min_learning_rate > self.learning_rate:
+        if self.min_learning_rate is not None and self.min_learning_rate > self.learning_rate:
             raise self.error("min_learning_rate", f"expected at most learning_rate={self.learning_rate}")
-        if self.warmup_epochs >= self.epochs:
+        if self.epochs is not None and self.warmup_epochs >= self.epochs:
             raise self.error(
                 "warmup_epochs", f"expected fewer than epochs={self.epochs}; lower it or train longer"
             )
@@ -106,6 +111,10 @@ class TrainingRecipe:
             raise self.error("betas", "expected two numbers from 0 to below 1, such as 0.9 0.999")
         self._expect_one_of("precision", Precision)
         self.model_kwargs()
+
+    def total_steps(self, steps_per_epoch: int) -> int:
+        """Updates of the whole training, with so many in an epoch."""
+        return self.steps if self.epochs is None else self.epochs * steps_per_epoch  # type: ignore[return-value]
 
     def model_kwargs(self) -> dict[str, Any]:
         """`model_args` as keyword arguments: Python literals are evaluated, bare words are strings.

@@ -2,8 +2,16 @@
 
 from lineardiff.train.checkpoint import load_weights
 from lineardiff.train.classification import ClassificationTask
+from lineardiff.train.generation import GenerationTask
 from lineardiff.train.interrupt import TrainingInterrupted
 from lineardiff.train.loop import train
 from lineardiff.train.task import Task
 
-__all__ = ["ClassificationTask", "Task", "TrainingInterrupted", "load_weights", "train"]
+__all__ = [
+    "ClassificationTask",
+    "GenerationTask",
+    "Task",
+    "TrainingInterrupted",
+    "load_weights",
+    "train",
+]

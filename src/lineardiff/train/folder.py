@@ -2,11 +2,13 @@
 
 import json
 from collections.abc import Mapping
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 from torch.utils.tensorboard import SummaryWriter
+from torchvision.transforms.functional import to_pil_image
 
 from lineardiff.recipes import TrainingRecipe
 from lineardiff.train.checkpoint import (
@@ -20,7 +22,8 @@ from lineardiff.train.logs import CsvLog
 
 
 class RunFolder:
-    """recipe.json, train.csv, validation.csv, tensorboard/, checkpoints/; at the end model.safetensors & co.
+    """recipe.json, train.csv, validation.csv, samples/, tensorboard/, checkpoints/; at the end model.safetensors
+    & co.
 
     Every process reads it; `open` and what follows is for the main process.
     """
@@ -69,6 +72,16 @@ class RunFolder:
         with explain_disk_errors(self.path / "tensorboard"):
             for name, value in values.items():
                 self._tensorboard.add_scalar(f"{group}/{name}", value, step)
+
+    def show(self, picture: Tensor, *, step: int) -> None:
+        """Writes a picture, uint8 (3, H, W), to samples/step-%08d.png and to TensorBoard."""
+        png = BytesIO()
+        to_pil_image(picture.cpu()).save(png, "png")
+        samples = self.path / "samples"
+        samples.mkdir(exist_ok=True)
+        write_atomically(samples / f"step-{step:08d}.png", png.getvalue())
+        with explain_disk_errors(self.path / "tensorboard"):
+            self._tensorboard.add_image("samples", picture, step)
 
     def flush(self) -> None:
         """Sends TensorBoard's curves to the disk."""

@@ -30,7 +30,12 @@ from lineardiff.train.interrupt import (
     stop_on_signal,
 )
 from lineardiff.train.logs import Progress, Throughput
-from lineardiff.train.setup import build_accelerator, build_optimizer, build_scheduler
+from lineardiff.train.setup import (
+    build_accelerator,
+    build_optimizer,
+    build_scheduler,
+    enable_grad_checkpointing,
+)
 from lineardiff.train.task import Task
 
 _logger = logging.getLogger("lineardiff")
@@ -48,9 +53,9 @@ def train(recipe: TrainingRecipe, task: Task, *, output: str | Path, resume: boo
         recipe: how to train; the fields of `TrainingRecipe` are read here, the others by the task.
         task: what to train; its model is moved to the device and trained in place.
         output: folder of the run: recipe.json, train.csv (loss: mean since the row before; grad_norm: of that
-            update, before clipping), validation.csv, tensorboard/, checkpoints/, and at the end
-            model.safetensors (the averaged weights where the recipe asks for an EMA), config.json and
-            summary.json.
+            update, before clipping), validation.csv, samples/ (pictures of the task), tensorboard/, checkpoints/,
+            and at the end model.safetensors (the averaged weights where the recipe asks for an EMA),
+            config.json, summary.json and what the task exports.
         resume: go on from the newest checkpoint in `output`; without, an output that holds one is refused.
 
     Returns:
@@ -80,10 +85,7 @@ class _Loop:
         self.network = task.model.to(self.accelerator.device)
         self.averaged = ModelEmaV3(self.network, decay=recipe.ema_decay) if recipe.ema_decay else None
         if recipe.grad_checkpointing:
-            switch = getattr(self.network, "set_grad_checkpointing", None)
-            if switch is None:
-                raise recipe.error("grad_checkpointing", f"{recipe.model} has no set_grad_checkpointing()")
-            switch(True)
+            enable_grad_checkpointing(recipe, self.network)
         optimizer = build_optimizer(recipe, self.network)
         self.model, self.optimizer = self.accelerator.prepare(self.network, optimizer)
 
@@ -97,7 +99,7 @@ class _Loop:
             world_size=self.accelerator.num_processes,
         )
         self.steps_per_epoch = batches(total_steps=0).steps_per_epoch
-        self.total_steps = recipe.epochs * self.steps_per_epoch
+        self.total_steps = recipe.total_steps(self.steps_per_epoch)
         self.scheduler = build_scheduler(recipe, optimizer, steps_per_epoch=self.steps_per_epoch)
 
         self.step = 0  # updates done
@@ -209,6 +211,9 @@ class _Loop:
         if not self.main:
             return
         epoch = self.step / self.steps_per_epoch
+        picture = self.task.picture(self._result())
+        if picture is not None:
+            self.folder.show(picture, step=self.step)
         self.folder.validation.append({"step": self.step, "epoch": epoch, **metrics})
         self.folder.plot("validation", metrics, step=self.step)
         progress.say(f"epoch {epoch:g}: " + ", ".join(f"{name} {v:.4g}" for name, v in metrics.items()))
@@ -225,6 +230,9 @@ class _Loop:
 
     def _weights(self) -> dict[str, nn.Module]:
         return {"model": self.network} | ({"ema": self.averaged.module} if self.averaged is not None else {})
+
+    def _result(self) -> nn.Module:
+        return self.network if self.averaged is None else self.averaged.module
 
     def _save(self) -> None:
         self._read()
@@ -292,7 +300,8 @@ class _Loop:
                 "lineardiff": __version__,
             }
             config = {**self.task.config(), "weights": kind}
-            self.folder.write_result(self._weights()[kind], config=config, summary=summary)
+            self.task.export(self._result(), self.folder.path)
+            self.folder.write_result(self._result(), config=config, summary=summary)
             files = "model.safetensors, config.json, summary.json, train.csv, validation.csv, tensorboard/"
             _logger.info("%s holds %s", self.folder.path, files)
         self.accelerator.wait_for_everyone()

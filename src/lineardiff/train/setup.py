@@ -37,6 +37,20 @@ def build_accelerator(recipe: TrainingRecipe) -> Accelerator:
     return accelerator
 
 
+def enable_grad_checkpointing(recipe: TrainingRecipe, network: nn.Module) -> None:
+    """Has the network recompute its activations in the backward pass, through timm's or diffusers' method.
+
+    Raises:
+        ValueError: it has neither.
+    """
+    for name, arguments in (("set_grad_checkpointing", (True,)), ("enable_gradient_checkpointing", ())):
+        switch = getattr(network, name, None)
+        if switch is not None:
+            switch(*arguments)
+            return
+    raise recipe.error("grad_checkpointing", f"{recipe.model} has no set_grad_checkpointing()")
+
+
 def build_optimizer(recipe: TrainingRecipe, network: nn.Module) -> torch.optim.Optimizer:
     """timm's optimiser of that name: no decay of norms, biases and `no_weight_decay()`, layer decay if asked
     for.
@@ -64,12 +78,22 @@ def build_scheduler(
     `step_update(step)`.
 
     It has no state: the learning rate of the update after `step` updates is a function of `step`.
+
+    Raises:
+        ValueError: the warm-up is longer than the training.
     """
+    total_steps = recipe.total_steps(steps_per_epoch)
+    warmup_steps = round(recipe.warmup_epochs * steps_per_epoch)
+    if warmup_steps >= total_steps:
+        raise recipe.error(
+            "warmup_epochs", f"that is {warmup_steps} updates; expected fewer than all {total_steps}"
+        )
+    lowest = recipe.min_learning_rate
     return CosineLRScheduler(
         optimizer,
-        t_initial=recipe.epochs * steps_per_epoch,
-        lr_min=recipe.min_learning_rate,
-        warmup_t=round(recipe.warmup_epochs * steps_per_epoch),
+        t_initial=total_steps,
+        lr_min=recipe.learning_rate if lowest is None else lowest,
+        warmup_t=warmup_steps,
         warmup_lr_init=recipe.warmup_learning_rate,
         t_in_epochs=False,
     )

@@ -1,6 +1,7 @@
 """What the training loop asks of an objective."""
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, Protocol
 
 from torch import Tensor, nn
@@ -35,6 +36,12 @@ class Task(Protocol):
 
     def validate(self, model: nn.Module) -> dict[str, float]:
         """Measures of success by name; every process calls it, what the main process returns is logged."""
+
+    def picture(self, model: nn.Module) -> Tensor | None:
+        """What the model makes, uint8 (3, H, W), logged at every validation by the main process; None: nothing."""
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Writes the result in formats of the objective's own into the folder of the run, in the main process."""
 
     def config(self) -> dict[str, Any]:
         """What `config.json` says of the model beside its weights: enough to build and to use it."""

@@ -1,0 +1,267 @@
+"""The objective "make images of a class": DiT and SiT on latents or pixels, their loss, samples, a pipeline."""
+
+import shutil
+from functools import cached_property, partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+import numpy as np
+import torch
+from accelerate import PartialState
+from torch import Tensor, nn
+from torch.utils.data import Subset, default_collate
+from torchvision import transforms
+from torchvision.utils import make_grid
+
+from lineardiff.data import Augmented, Transform, check_same_classes, open_images, subset
+from lineardiff.data.latents import Latents, open_latents, sample_moments
+from lineardiff.evaluate import center_crop
+from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
+from lineardiff.models import create_generator
+from lineardiff.recipes import GenerationRecipe
+
+if TYPE_CHECKING:
+    from lineardiff.generation.pipeline import LinearDiffPipeline
+    from lineardiff.models.dit import DiT
+
+_AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+_LATENT_SCALE = 0.18215  # of the autoencoder of Stable Diffusion, as DiT's and SiT's authors
+_GRID_COLUMNS = 10
+
+
+class GenerationTask:
+    """Class-conditional generation as `train` takes it.
+
+    Times, noise, the draw of a latent from its moments and the dropped labels follow from (seed, step, rank):
+    another number of processes or parts is another experiment.
+
+    Attributes:
+        model: the network with weights drawn from the seed.
+        train_data: images (C, H, W) in [-1, 1], or moments of latents (8, h, w), with labels.
+        validation: as train_data, without mirroring; where the data are latents, some of train_data.
+        classes: the class names; a label is an index into them.
+
+    Raises:
+        ValueError: data or model of the recipe do not exist or do not fit together.
+        ImportError: diffusers is not installed.
+    """
+
+    repeats = 1
+
+    def __init__(self, recipe: GenerationRecipe) -> None:
+        self.recipe = recipe
+        self.collate = default_collate
+        self.train_data: Augmented | Latents
+        if recipe.space == "latents":
+            self._open_latents()
+        else:
+            self._open_pixels()
+        self.model = self._build_model()
+        # here and not when it is first needed, which may be days later
+        self._vae = self._load_vae() if recipe.vae is not None else None
+        self._objective: Interpolant | GaussianDiffusion
+        if recipe.objective == "flow":
+            self._objective = Interpolant(
+                path=recipe.path, prediction=recipe.prediction, weighting=recipe.weighting
+            )
+        else:
+            learned = self.model.out_channels == 2 * self.model.in_channels
+            self._objective = GaussianDiffusion(variance="learned_range" if learned else "fixed_large")
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """Mean loss of images (B, C, H, W) or moments (B, 8, H, W) and labels (B,), at random times and noise."""
+        data, labels = batch
+        # the global CPU generator is the one that the loop seeds for this update and this process
+        generator = torch.Generator(data.device).manual_seed(int(torch.randint(2**62, ())))
+        x, t, noise = self._draw(data, generator)
+        losses = self._objective.training_losses(_bind(model, labels), x, t, noise)
+        return losses["loss"].mean()
+
+    def validate(self, model: nn.Module) -> dict[str, float]:
+        """The mean loss, and its terms, at times and noise that are the same at every call. Only the main process
+        works.
+        """
+        if not PartialState().is_main_process:
+            return {}
+        device = next(model.parameters()).device
+        size = self.recipe.batch_size // (self.recipe.accumulate * PartialState().num_processes)
+        sums: dict[str, float] = {}
+        for tensors in zip(*(tensor.split(size) for tensor in self._fixed), strict=True):
+            x, labels, t, noise = (tensor.to(device) for tensor in tensors)
+            with torch.no_grad(), self._autocast(device):
+                losses = self._objective.training_losses(_bind(model, labels), x, t, noise)
+            for name, loss in losses.items():
+                sums[name] = sums.get(name, 0.0) + float(loss.double().sum())
+        return {name: total / len(self._fixed[0]) for name, total in sums.items()}
+
+    def picture(self, model: nn.Module) -> Tensor | None:
+        """Samples of the classes in turn, from noise that is the same at every call; classes are columns where
+        there are ten.
+        """
+        recipe = self.recipe
+        if not recipe.grid_images or (recipe.space == "latents" and recipe.vae is None):
+            return None
+        pipeline = self.pipeline(model)
+        pipeline.set_progress_bar_config(disable=True)
+        shown = min(recipe.grid_images, len(self.classes))
+        labels = torch.arange(recipe.grid_images) % shown * len(self.classes) // shown
+        generator = torch.Generator().manual_seed(recipe.seed)
+        with self._autocast(pipeline.device):
+            images = pipeline(
+                labels.tolist(),
+                latents=torch.randn((len(labels), *pipeline.latent_shape), generator=generator),
+                guidance_scale=recipe.grid_guidance,
+                guidance_channels=3 if recipe.space == "latents" else None,
+                num_inference_steps=recipe.grid_steps,
+                method="ode-heun" if recipe.objective == "flow" else "ddim",
+                output_type="pt",
+            ).images
+        grid = make_grid(images.float().cpu(), nrow=min(shown, _GRID_COLUMNS), pad_value=1.0)
+        return (grid * 255).round().byte()
+
+    def export(self, model: nn.Module, folder: Path) -> None:
+        """Writes `folder/pipeline`, which `LinearDiffPipeline.from_pretrained` reads."""
+        whole, unfinished = folder / "pipeline", folder / "pipeline.unfinished"
+        for path in (unfinished, whole):
+            if path.exists():
+                shutil.rmtree(path)
+        self.pipeline(model).save_pretrained(unfinished)
+        unfinished.rename(whole)
+
+    def pipeline(self, model: nn.Module) -> "LinearDiffPipeline":
+        """The diffusers pipeline of a trained network, with the recipe's autoencoder if it names one."""
+        from lineardiff.generation.pipeline import LinearDiffPipeline
+
+        recipe = self.recipe
+        pipeline = LinearDiffPipeline(
+            transformer=model,
+            vae=self._vae,
+            objective=recipe.objective,
+            path=recipe.path,
+            prediction=recipe.prediction,
+            class_names=list(self.classes),
+        )
+        return pipeline.to(next(model.parameters()).device)
+
+    def config(self) -> dict[str, Any]:
+        """The network as `create_generator` takes it, and what its samples are."""
+        recipe = self.recipe
+        return {
+            "architecture": recipe.model,
+            "model_args": {**recipe.model_kwargs(), **self._shape(), "num_classes": len(self.classes)},
+            "objective": recipe.objective,
+            "path": recipe.path,
+            "prediction": recipe.prediction,
+            "space": recipe.space,
+            "image_size": recipe.image_size,
+            "classes": self.classes,
+        }
+
+    def _open_pixels(self) -> None:
+        recipe = self.recipe
+        splits = [open_images(recipe.data, s, bad_images=recipe.bad_images) for s in ("train", "validation")]
+        check_same_classes(*splits)
+        self.classes = splits[0].classes
+        transform = partial(pixel_transform, image_size=recipe.image_size, grey=recipe.space == "grey")
+        self.train_data = Augmented(
+            subset(splits[0], limit=recipe.train_limit, seed=recipe.seed), transform(hflip=recipe.hflip)
+        )
+        self.validation = self._fixed_part(Augmented(splits[1], transform(hflip=0.0)))
+
+    def _open_latents(self) -> None:
+        recipe = self.recipe
+        latents = open_latents(recipe.data)
+        side, found = recipe.image_size // 8, tuple(latents.moments(0).shape)
+        if found != (8, side, side):
+            raise recipe.error(
+                "image_size",
+                f"its latents have moments of {(8, side, side)}, but {recipe.data} holds {found}; give the size that "
+                "they were written at",
+            )
+        self.classes = latents.classes
+        self.train_data = latents
+        self.validation = self._fixed_part(latents)
+
+    def _fixed_part(self, data: Augmented | Latents) -> Subset[tuple[Tensor, int]]:
+        limit = self.recipe.validation_limit
+        chosen = np.sort(np.random.default_rng(self.recipe.seed).permutation(len(data))[:limit]).tolist()
+        return Subset(data, [(index, index) for index in chosen])  # type: ignore[misc]
+
+    def _shape(self) -> dict[str, Any]:
+        recipe = self.recipe
+        if recipe.space == "latents":
+            return {"sample_size": recipe.image_size // 8, "in_channels": 4}
+        return {"sample_size": recipe.image_size, "in_channels": 1 if recipe.space == "grey" else 3}
+
+    def _build_model(self) -> "DiT":
+        recipe = self.recipe
+        try:
+            with torch.random.fork_rng(devices=[]):
+                torch.manual_seed(recipe.seed)
+                model = create_generator(
+                    recipe.model, **{**recipe.model_kwargs(), **self._shape()}, num_classes=len(self.classes)
+                )
+        except TypeError as error:
+            raise recipe.error("model_args", f"{recipe.model} does not take them: {error}") from error
+        if recipe.objective == "flow" and model.out_channels != model.in_channels:
+            raise recipe.error(
+                "model",
+                "it answers with a variance, which a flow has not; give a sit, or objective=diffusion",
+            )
+        if recipe.grid_images and recipe.grid_guidance != 1 and model.null_label is None:
+            raise recipe.error(
+                "grid_guidance", "class_dropout_prob=0 makes a network without guidance; give 1"
+            )
+        return model
+
+    def _draw(self, data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
+        """Images or latents (B, C, H, W), their times (B,) and noise (B, C, H, W)."""
+        x = data
+        if self.recipe.space == "latents":
+            mean = data[:, : data.shape[1] // 2]
+            x = _LATENT_SCALE * sample_moments(data, _normal(mean, generator))
+        t = self._objective.sample_times(len(x), generator=generator)
+        return x, t, _normal(x, generator)
+
+    @cached_property
+    def _fixed(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Images or latents, labels, times and noise of the validation loss."""
+        data, labels = default_collate([self.validation[index] for index in range(len(self.validation))])
+        x, t, noise = self._draw(data, torch.Generator().manual_seed(self.recipe.seed))
+        return x, labels, t, noise
+
+    def _autocast(self, device: torch.device) -> torch.autocast:
+        precision = self.recipe.precision
+        return torch.autocast(device.type, dtype=_AUTOCAST[precision], enabled=precision != "no")
+
+    def _load_vae(self) -> Any:
+        from lineardiff.generation.pipeline import AutoencoderKL
+
+        try:
+            return AutoencoderKL.from_pretrained(self.recipe.vae)
+        except (OSError, ValueError) as error:
+            raise self.recipe.error(
+                "vae",
+                f"no AutoencoderKL can be loaded from there ({error}); give a folder, or None to do without",
+            ) from error
+
+
+def pixel_transform(*, image_size: int, grey: bool = False, hflip: float = 0.5) -> Transform:
+    """ADM's crop and a random mirroring: an RGB image to (3, image_size, image_size), or 1 channel, in [-1, 1]."""
+    steps = [
+        partial(center_crop, image_size=image_size),
+        *([transforms.Grayscale()] if grey else []),
+        transforms.RandomHorizontalFlip(hflip),
+        transforms.ToTensor(),
+        transforms.Normalize(0.5, 0.5),
+    ]
+    return cast(Transform, transforms.Compose(steps))
+
+
+def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
+    return torch.randn(like.shape, generator=generator, device=generator.device)
+
+
+def _bind(model: nn.Module, labels: Tensor) -> Denoiser:
+    # autocast answers in low precision outside of Accelerate, which prepares the model of training only
+    return lambda x, t: model(x, t, labels, return_dict=False)[0].float()
