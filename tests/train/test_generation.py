@@ -247,7 +247,7 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
 
     with pytest.raises(ValueError, match=r"image_size=64: .*moments of \(8, 8, 8\).*holds \(8, 4, 4\)"):
         GenerationTask(replace(recipe, image_size=64))
-    with pytest.raises(ValueError, match=r"vae='nowhere': no AutoencoderKL can be loaded"):
+    with pytest.raises(ValueError, match=r"the autoencoder nowhere does not exist"):
         GenerationTask(replace(recipe, vae="nowhere"))
     assert GenerationTask(replace(recipe, vae=None)).picture(task.model) is None
 

@@ -1,4 +1,4 @@
-"""The command line: ``lineardiff train | evaluate | models | info | demo``, one file per command."""
+"""The command line: ``lineardiff train | evaluate | sample | ...``, one file per command."""
 
 import importlib
 import logging
@@ -10,6 +10,8 @@ from lineardiff.cli.errors import exit_code, nearest
 COMMANDS = {
     "train": "train a recipe; a run folder that exists is continued",
     "evaluate": "top-1, top-5 and loss of a run folder or of a checkpoint",
+    "sample": "images of a trained DiT or SiT, for a look or for FID",
+    "latents": "encode images once, to train generators on their latents",
     "models": "the models of lineardiff, with their size and cost",
     "info": "versions, devices, and which attention backends can run here",
     "demo": "train a small ViT with MHSA and with VCA on embedded images, and compare them",

@@ -64,7 +64,9 @@ def run(words: Sequence[str]) -> None:
         ]
         print(format_table(("summary", ""), rows, left=2))
         generates = isinstance(recipe, GenerationRecipe)
-        then = "sample {} draws images with it" if generates else "evaluate {} scores it again"
+        then = (
+            "sample {} --output samples draws images with it" if generates else "evaluate {} scores it again"
+        )
         print(f"\nwrote {output}; lineardiff {then.format(output)}")
 
 

@@ -17,6 +17,7 @@ from lineardiff.data import Augmented, Transform, check_same_classes, open_image
 from lineardiff.data.latents import Latents, open_latents, sample_moments
 from lineardiff.evaluate import center_crop
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
+from lineardiff.generation.autoencoder import LATENT_SCALE, load_vae
 from lineardiff.models import create_generator
 from lineardiff.recipes import GenerationRecipe
 
@@ -25,7 +26,6 @@ if TYPE_CHECKING:
     from lineardiff.models.dit import DiT
 
 _AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-_LATENT_SCALE = 0.18215  # of the autoencoder of Stable Diffusion, as DiT's and SiT's authors
 _GRID_COLUMNS = 10
 
 
@@ -58,7 +58,7 @@ class GenerationTask:
             self._open_pixels()
         self.model = self._build_model()
         # here and not when it is first needed, which may be days later
-        self._vae = self._load_vae() if recipe.vae is not None else None
+        self._vae = load_vae(recipe.vae) if recipe.vae is not None else None
         self._objective: Interpolant | GaussianDiffusion
         if recipe.objective == "flow":
             self._objective = Interpolant(
@@ -219,7 +219,7 @@ class GenerationTask:
         x = data
         if self.recipe.space == "latents":
             mean = data[:, : data.shape[1] // 2]
-            x = _LATENT_SCALE * sample_moments(data, _normal(mean, generator))
+            x = LATENT_SCALE * sample_moments(data, _normal(mean, generator))
         t = self._objective.sample_times(len(x), generator=generator)
         return x, t, _normal(x, generator)
 
@@ -233,17 +233,6 @@ class GenerationTask:
     def _autocast(self, device: torch.device) -> torch.autocast:
         precision = self.recipe.precision
         return torch.autocast(device.type, dtype=_AUTOCAST[precision], enabled=precision != "no")
-
-    def _load_vae(self) -> Any:
-        from lineardiff.generation.pipeline import AutoencoderKL
-
-        try:
-            return AutoencoderKL.from_pretrained(self.recipe.vae)
-        except (OSError, ValueError) as error:
-            raise self.recipe.error(
-                "vae",
-                f"no AutoencoderKL can be loaded from there ({error}); give a folder, or None to do without",
-            ) from error
 
 
 def pixel_transform(*, image_size: int, grey: bool = False, hflip: float = 0.5) -> Transform:
