@@ -9,7 +9,6 @@ import argparse
 import csv
 import os
 import platform
-import resource
 import subprocess
 import sys
 from pathlib import Path
@@ -52,7 +51,11 @@ def print_memory(arguments: argparse.Namespace, name: str) -> None:
             model(x)
     else:
         model.train()(x).sum().backward()
-    print((resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 - before) / 2**20)
+    # not getrusage's ru_maxrss, which a new process inherits from its parent
+    peak = next(
+        line for line in Path("/proc/self/status").read_text().splitlines() if line.startswith("VmHWM")
+    )
+    print((int(peak.split()[1]) * 1024 - before) / 2**20)
 
 
 def main() -> None:

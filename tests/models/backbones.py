@@ -34,7 +34,7 @@ def small(name, **options):
     torch.manual_seed(0)
     arms = options.get("attention", ARMS[name])
     arms = (arms,) * 4 if isinstance(arms, str) else arms
-    if len(arms) == 4:
+    if isinstance(arms, tuple) and len(arms) == 4:
         grids = (g if arm in ("vca", "agent") else None for arm, g in zip(arms, GRIDS, strict=True))
         options.setdefault("contrast_grids", tuple(grids))
     return timm.create_model(name, **{**SMALL[name], "num_classes": 7, **options}).eval()

@@ -111,6 +111,10 @@ def test_pvt_positions_of_another_size_are_interpolated_as_its_authors_do():
     assert len(report.resized) == 4
     x = images(96, 128)
     assert torch.allclose(model(x), source(x), atol=1e-5)
+    with pytest.raises(
+        ValueError, match=r"positions of 768 tokens, no square grid; build the model with the img_size"
+    ):
+        lineardiff.load_baseline(source, model.state_dict())
     positions = source.stages[0].pos_embed.detach()
     wanted = torch.nn.functional.interpolate(
         positions.reshape(1, 16, 16, 16).permute(0, 3, 1, 2), size=(24, 32), mode="bilinear"
@@ -129,6 +133,21 @@ def test_a_model_without_numbers_fits_and_another_is_refused(name):
     assert report.classifier == (f"{head}.weight", f"{head}.bias")
     with pytest.raises(ValueError, match="weights are of another model"):
         lineardiff.load_baseline(small(name, depths=(2, 2, 2, 2)), source.state_dict())
+    depths = SMALL[name]["depths"]
+    deeper = small(name, attention=OWN[name], depths=(*depths[:3], depths[3] + 1))
+    with pytest.raises(
+        ValueError, match=rf"weights are of another model: it has .*\.blocks\.{depths[3]}\..*this one has"
+    ):
+        lineardiff.load_baseline(small(name), deeper.state_dict())
+    features = small(name, features_only=True, out_indices=(0, 1))
+    report = lineardiff.load_baseline(features, source.state_dict())
+    first = (
+        "layers.0.blocks.0.mlp.fc1.weight"
+        if "swin_tiny_patch4" in name
+        else "stages.0.blocks.0.mlp.fc1.weight"
+    )
+    assert first in report.loaded
+    assert torch.equal(features.model.state_dict()[first], source.state_dict()[first])
     with pytest.raises(ValueError, match="is not a model of lineardiff"):
         lineardiff.load_baseline(timm.create_model("resnet10t"), source.state_dict())
 

@@ -109,7 +109,12 @@ def test_intermediates_and_pruning(name):
     assert torch.allclose(normed, grid.permute(0, 3, 1, 2), atol=1e-6)
     early = model.forward_intermediates(x, indices=[1], stop_early=True, intermediates_only=True)
     assert torch.equal(early[0], maps[1])
+    tiny = images(32, 32)  # too small for stage 4 of PVT and stage 3 of Swin, which are not needed
+    assert model.forward_intermediates(tiny, indices=[0], stop_early=True, intermediates_only=True)[0].shape[
+        2:
+    ] == (8, 8)
     assert model.prune_intermediate_layers([1]) == [1]
+    assert model(tiny).isfinite().all()
     assert torch.equal(model.forward_intermediates(x, indices=[1], intermediates_only=True)[0], maps[1])
     model.reset_classifier(5, "avg")
     assert torch.allclose(
@@ -118,6 +123,13 @@ def test_intermediates_and_pruning(name):
     assert model(x).shape == (2, 5)
     with pytest.raises((ValueError, AssertionError), match="NHWC|NCHW"):
         model.forward_intermediates(x, output_fmt="NHWC")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_empty_batch_has_empty_logits(name):
+    assert small(name, attention="mhsa")(images(64, 64, batch=0)).shape == (0, 7)
+    if "pvt" in name:
+        assert small(name, attention=OWN[name])(images(64, 64, batch=0)).shape == (0, 7)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -206,6 +218,12 @@ def test_bad_stages_name_the_stage_and_the_mend():
         ({"contrast_grids": (4, (2, 2), (2, 2), None)}, r"of stage 1 is 4; its attention 'vca' needs two"),
         ({"contrast_grids": ((2, 0), (2, 2), (2, 2), None)}, r"of stage 1 is \(2, 0\)"),
         ({"contrast_grids": ((2, 2.5), (2, 2), (2, 2), None)}, r"of stage 1 is \(2, 2.5\)"),
+        ({"contrast_grids": (("a", "b"), (2, 2), (2, 2), None)}, r"of stage 1 is \('a', 'b'\)"),
+        ({"contrast_grids": ((True, True), (2, 2), (2, 2), None)}, r"of stage 1 is \(True, True\)"),
+        ({"attention": 3, "contrast_grids": None}, "attention=3 must be the name of an arm"),
+        ({"depths": (1, 1, 1)}, r"each stage needs its own setting; got \{'depths': 3, 'num_heads': 4\}"),
+        ({"img_size": (64,)}, r"img_size=\(64,\) must be the pixels of a side"),
+        ({"img_size": 0}, "img_size=0 must be the pixels"),
         ({"attn_drop_rate": 0.1}, "attn_drop=0.1"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -48,6 +48,10 @@ def check_arms(
     Raises:
         ValueError: a name is unknown, or there are not as many as blocks.
     """
+    if not isinstance(attention, (str, tuple, list)):
+        raise ValueError(
+            f"attention={attention!r} must be the name of an arm, or one for each of the {count} {of}."
+        )
     arms = (attention,) * count if isinstance(attention, str) else tuple(attention)
     if len(arms) != count:
         raise ValueError(

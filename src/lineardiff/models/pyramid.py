@@ -10,7 +10,7 @@ from timm.models.vision_transformer import get_init_weights_vit
 from torch import Tensor, nn
 
 from lineardiff.models.pyramid_stage import PyramidStage
-from lineardiff.models.stages import Geometry, Grid, StageAttention, check_image, geometry
+from lineardiff.models.stages import Geometry, Grid, StageAttention, check_image, geometry, image_grid
 from lineardiff.models.weights import vca_terms
 
 try:
@@ -99,7 +99,7 @@ class PyramidTransformer(nn.Module):
         Raises:
             ValueError: the images do not go through every stage.
         """
-        size = (img_size, img_size) if isinstance(img_size, int) else (int(img_size[0]), int(img_size[1]))
+        size = image_grid(img_size)
         check_image(*size, self.geometry)
         for stage, grid in zip(self.stages, self.geometry.grids(size), strict=True):
             stage.set_grid_size(grid)
@@ -145,12 +145,14 @@ class PyramidTransformer(nn.Module):
             A list of maps, or the features (as of `forward_features`) and this list.
 
         Raises:
-            ValueError: another `output_fmt`, or images that do not go through every stage.
+            ValueError: another `output_fmt`, or images that do not go through the stages needed.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt={output_fmt!r} is not available here; use 'NCHW'.")
-        check_image(x.shape[2], x.shape[3], self.geometry)
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
+        check_image(
+            x.shape[2], x.shape[3], self.geometry.first(max_index + 1 if stop_early else len(self.stages))
+        )
         last = len(self.stages) - 1
         intermediates = []
         tokens, feat_size = x, (0, 0)
@@ -176,11 +178,7 @@ class PyramidTransformer(nn.Module):
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
         cut = max_index < len(self.stages) - 1
         self.stages = self.stages[: max_index + 1]
-        self.geometry = Geometry(
-            self.geometry.patch_sizes[: max_index + 1],
-            self.geometry.pads,
-            self.geometry.contrast_grids[: max_index + 1],
-        )
+        self.geometry = self.geometry.first(max_index + 1)
         if prune_norm or cut:
             self.norm = nn.Identity()
         self.num_prefix_tokens = self.stages[-1].num_prefix_tokens

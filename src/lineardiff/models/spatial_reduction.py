@@ -54,6 +54,8 @@ class SpatialReductionAttention(nn.Module):
         if self.sr is not None and self.norm is not None:
             x = self.sr(x.transpose(1, 2).unflatten(2, feat_size)).flatten(2).transpose(1, 2)
             x = self.norm(x)
-        k, v = self.kv(x).view(B, -1, 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        k, v = (
+            self.kv(x).view(B, x.shape[1], 2, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
+        )
         o = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
         return self.proj_drop(self.proj(o.transpose(1, 2).reshape(B, N, C)))

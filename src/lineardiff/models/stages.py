@@ -57,8 +57,8 @@ def stage_attentions(
     unknown = options.keys() - AttentionOptions.__annotations__
     if unknown:
         raise TypeError(
-            f"unknown option {', '.join(sorted(unknown))}; "
-            f"the attention layers take {', '.join(AttentionOptions.__annotations__)}."
+            f"unexpected argument {', '.join(sorted(unknown))}; see the arguments of the model, and of its attention "
+            f"layers: {', '.join(AttentionOptions.__annotations__)}."
         )
     arms = check_arms(attention, stages, own=own, of="stages")
     pooling = [arm != own and has_option(arm, "contrast_grid") for arm in arms]
@@ -75,8 +75,7 @@ def stage_attentions(
             f"such as {CONTRAST_GRIDS}."
         )
     for index, (arm, grid, pools) in enumerate(zip(arms, grids, pooling, strict=True)):
-        pair = isinstance(grid, (tuple, list)) and len(grid) == 2
-        if (pools or grid is not None) and not (pair and all(int(i) == i and i > 0 for i in grid)):
+        if (pools or grid is not None) and not is_pair(grid):
             needs = f"its attention {arm!r} needs " if pools else ""
             raise ValueError(
                 f"contrast_grids of stage {index + 1} is {grid!r}; {needs}two positive integers (rows, columns), "
@@ -86,7 +85,7 @@ def stage_attentions(
             for name in (*options, *(("contrast_grid",) if grid is not None else ())):
                 say_ignored(arm, name)
     return tuple(
-        StageAttention(arm, (int(grid[0]), int(grid[1])) if grid is not None else None, options)
+        StageAttention(arm, (grid[0], grid[1]) if grid is not None else None, options)
         for arm, grid in zip(arms, grids, strict=True)
     )
 
@@ -112,6 +111,46 @@ class Geometry(NamedTuple):
             H, W = -(-H // patch), -(-W // patch)
             grids.append((H, W))
         return grids
+
+    def first(self, stages: int) -> "Geometry":
+        """Of the first so many stages."""
+        return Geometry(self.patch_sizes[:stages], self.pads, self.contrast_grids[:stages])
+
+
+def image_grid(img_size: object) -> Grid:
+    """(height, width) of an `img_size` argument: pixels of a side, or a pair.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    pair: Any = (img_size, img_size) if isinstance(img_size, int) else img_size
+    if not is_pair(pair):
+        raise ValueError(
+            f"img_size={img_size!r} must be the pixels of a side, such as 224, or (height, width)."
+        )
+    return pair[0], pair[1]
+
+
+def is_pair(value: object) -> bool:
+    """Whether a value is two positive integers."""
+    return (
+        isinstance(value, (tuple, list))
+        and len(value) == 2
+        and all(isinstance(i, int) and not isinstance(i, bool) and i > 0 for i in value)
+    )
+
+
+def check_depths(**per_stage: Sequence[object]) -> None:
+    """Check that settings of stages are of equally many stages, at most four and at least one.
+
+    Raises:
+        ValueError: they are not; the message gives all lengths.
+    """
+    lengths = {name: len(values) for name, values in per_stage.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(
+            f"each stage needs its own setting; got {lengths}. Give all of them for as many stages."
+        )
 
 
 def geometry(patch_sizes: tuple[int, ...], attentions: Sequence[StageAttention], *, pads: bool) -> Geometry:

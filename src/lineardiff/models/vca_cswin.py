@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import ClassifierHead, to_2tuple
+from timm.layers import ClassifierHead
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -17,7 +17,7 @@ from lineardiff.layers import AttentionOptions
 from lineardiff.models.cross_window import CrossWindowAttention
 from lineardiff.models.pyramid import PyramidTransformer
 from lineardiff.models.pyramid_stage import PyramidStage, pyramid_blocks
-from lineardiff.models.stages import Grid, stage_attentions
+from lineardiff.models.stages import Grid, check_depths, image_grid, stage_attentions
 from lineardiff.models.weights import checkpoint_filter_fn
 
 __all__ = ["CSWinTransformer"]  # timm adds the registered functions
@@ -80,6 +80,7 @@ class CSWinTransformer(PyramidTransformer):
         **options: Unpack[AttentionOptions],
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        check_depths(depths=depths, num_heads=num_heads, split_sizes=split_sizes)
         attentions = stage_attentions(
             attention, contrast_grids, own=CROSS_WINDOW, stages=len(depths), options=options
         )
@@ -118,7 +119,7 @@ class CSWinTransformer(PyramidTransformer):
             attentions,
             patch_sizes=(4, *(2,) * (len(depths) - 1)),
             pads=True,
-            img_size=to_2tuple(img_size),
+            img_size=image_grid(img_size),
             in_chans=in_chans,
             num_classes=num_classes,
             norm=norm_layer(dims[-1], **factory),

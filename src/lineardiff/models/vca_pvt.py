@@ -8,7 +8,6 @@ from typing import Any
 
 import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.layers import to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
 from torch import Tensor, nn
 from typing_extensions import Unpack
@@ -17,7 +16,7 @@ from lineardiff.layers import AttentionOptions
 from lineardiff.models.pyramid import PyramidTransformer
 from lineardiff.models.pyramid_stage import PyramidStage, pyramid_blocks, resize_positions
 from lineardiff.models.spatial_reduction import SpatialReductionAttention
-from lineardiff.models.stages import Grid, stage_attentions
+from lineardiff.models.stages import Grid, check_depths, image_grid, stage_attentions
 from lineardiff.models.weights import checkpoint_filter_fn
 
 __all__ = ["PyramidVisionTransformer"]  # timm adds the registered functions
@@ -75,6 +74,13 @@ class PyramidVisionTransformer(PyramidTransformer):
         **options: Unpack[AttentionOptions],
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        check_depths(
+            embed_dims=embed_dims,
+            depths=depths,
+            num_heads=num_heads,
+            mlp_ratios=mlp_ratios,
+            sr_ratios=sr_ratios,
+        )
         attentions = stage_attentions(
             attention,
             contrast_grids,
@@ -105,7 +111,7 @@ class PyramidVisionTransformer(PyramidTransformer):
             norm_layer=norm_layer,
             **factory,
         )
-        height, width = to_2tuple(img_size)
+        height, width = image_grid(img_size)
         patch_sizes = (patch_size, *(2,) * (len(depths) - 1))
         stages, chans, side = [], in_chans, 1
         for index, (dim, patch) in enumerate(zip(embed_dims, patch_sizes, strict=True)):
@@ -165,7 +171,7 @@ class PyramidVisionTransformer(PyramidTransformer):
     @torch.jit.ignore
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """The authors' names become ours, their q and kv one qkv where a stage has another attention, and
-        positions of other images are interpolated."""
+        positions of another number of tokens, which must be of square images, are interpolated."""
         given = {authors_key(key): value for key, value in state_dict.items()}
         for name, module in self.named_modules():
             if not hasattr(module, "qkv"):
@@ -177,7 +183,13 @@ class PyramidVisionTransformer(PyramidTransformer):
         for index, stage in enumerate(self.stages):
             key = f"stages.{index}.pos_embed"
             if key in given and given[key].shape[1] != stage.pos_embed.shape[1]:
-                side = round((given[key].shape[1] - stage.num_prefix_tokens) ** 0.5)
+                tokens = given[key].shape[1] - stage.num_prefix_tokens
+                side = round(tokens**0.5)
+                if side * side != tokens:
+                    raise ValueError(
+                        f"{key} has positions of {tokens} tokens, no square grid; build the model with the img_size "
+                        "that the weights are of, load them, then call set_input_size()."
+                    )
                 given[key] = resize_positions(
                     given[key],
                     stage.grid_size,

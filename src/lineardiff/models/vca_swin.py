@@ -8,6 +8,7 @@ import torch
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import calculate_drop_path_rates, to_2tuple
 from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models._features import feature_take_indices
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer import checkpoint_filter_fn as swin_filter_fn
 from torch import Tensor, nn
@@ -15,7 +16,14 @@ from typing_extensions import Unpack
 
 from lineardiff.layers import AttentionOptions, create_attention
 from lineardiff.models.block import MapBlock
-from lineardiff.models.stages import Grid, check_image, geometry, stage_attentions
+from lineardiff.models.stages import (
+    Grid,
+    check_depths,
+    check_image,
+    geometry,
+    image_grid,
+    stage_attentions,
+)
 from lineardiff.models.weights import checkpoint_filter_fn, vca_terms
 
 __all__ = ["VCASwinTransformer"]  # timm adds the registered functions
@@ -73,11 +81,12 @@ class VCASwinTransformer(SwinTransformer):
         dtype: torch.dtype | None = None,
         **options: Unpack[AttentionOptions],
     ) -> None:
+        check_depths(depths=depths, num_heads=num_heads)
         attentions = stage_attentions(
             attention, contrast_grids, own=WINDOW, stages=len(depths), options=options
         )
         stages = geometry((patch_size, *(2,) * (len(depths) - 1)), attentions, pads=True)
-        check_image(*to_2tuple(img_size), stages)
+        check_image(*image_grid(img_size), stages)
         super().__init__(
             img_size=img_size,
             patch_size=patch_size,
@@ -158,7 +167,7 @@ class VCASwinTransformer(SwinTransformer):
         """
         patch = self.patch_embed.patch_size if patch_size is None else to_2tuple(patch_size)
         stages = self.geometry._replace(patch_sizes=(patch[0], *self.geometry.patch_sizes[1:]))
-        check_image(*to_2tuple(img_size or self.patch_embed.img_size), stages)
+        check_image(*image_grid(img_size or self.patch_embed.img_size), stages)
         self.geometry = stages
         super().set_input_size(img_size=img_size, patch_size=patch_size, window_size=window_size, **options)
 
@@ -166,15 +175,13 @@ class VCASwinTransformer(SwinTransformer):
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
         """timm's filter for Swin checkpoints (the authors' names, other windows and patches), which must not look
         for windows in stages that have none."""
-        windowless = tuple(
-            f"layers.{index}.blocks."
-            for index, layer in enumerate(self.layers)
-            if isinstance(layer.blocks[0], MapBlock)
-        )
         bias = "relative_position_bias_table"
-        windows = (
-            {n for n in state_dict if n.startswith(windowless) and n.endswith(bias)} if windowless else set()
-        )
+        modules = dict(self.named_modules())
+        windows = {
+            name: value
+            for name, value in state_dict.items()
+            if name.endswith(f".{bias}") and not hasattr(modules.get(name.removesuffix(f".{bias}")), bias)
+        }
         kept = swin_filter_fn({n: v for n, v in state_dict.items() if n not in windows}, self)
         return {**kept, **{name: state_dict[name] for name in windows}}
 
@@ -190,14 +197,36 @@ class VCASwinTransformer(SwinTransformer):
             self.forward_features(x)
         )  # here, so that torch.fx finds check_image by its name
 
-    def forward_intermediates(self, x: Tensor, *args: Any, **kwargs: Any) -> Any:
+    def forward_intermediates(
+        self,
+        x: Tensor,
+        indices: int | list[int] | None = None,
+        norm: bool = False,
+        stop_early: bool = False,
+        output_fmt: str = "NCHW",
+        intermediates_only: bool = False,
+    ) -> Any:
         """As timm's: the maps (B, C, H, W) of the chosen stages.
 
         Raises:
-            ValueError: images that do not go through every stage.
+            ValueError: another `output_fmt`, or images that do not go through the stages needed.
         """
-        check_image(x.shape[2], x.shape[3], self.geometry)
-        return super().forward_intermediates(x, *args, **kwargs)
+        if output_fmt != "NCHW":
+            raise ValueError(f"output_fmt={output_fmt!r} is not available here; use 'NCHW'.")
+        last = feature_take_indices(len(self.layers), indices)[1]
+        check_image(x.shape[2], x.shape[3], self.geometry.first(last + 1 if stop_early else len(self.layers)))
+        return super().forward_intermediates(
+            x, indices, norm=norm, stop_early=stop_early, intermediates_only=intermediates_only
+        )
+
+    @torch.jit.ignore
+    def prune_intermediate_layers(
+        self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
+    ) -> list[int]:
+        """As timm's: drop the stages after the last one of `indices`, and the head."""
+        taken = super().prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
+        self.geometry = self.geometry.first(len(self.layers))
+        return taken
 
 
 def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:

@@ -8,6 +8,7 @@ from pathlib import Path
 import timm
 import torch
 from timm.models import load_state_dict
+from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
 from lineardiff.layers import VisualContrastAttention, resize_contrast_embed
@@ -56,7 +57,7 @@ def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) 
     Everything but the VCA terms is loaded: a model to fine-tune, not one that already classifies.
 
     Args:
-        model: a model of this library, changed in place.
+        model: a model of this library, changed in place; features_only=True ones too.
         weights: a state dict, the path of a .safetensors or .pth file (read without unpickling code), or the
             name of one of timm's pretrained models, such as "deit_tiny_patch16_224.fb_in1k", fetched from
             the Hugging Face Hub.
@@ -69,11 +70,15 @@ def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) 
     """
     given = dict(weights) if isinstance(weights, Mapping) else _read(weights)
     before = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
+    if isinstance(model, FeatureGetterNet):  # what features_only=True makes
+        model = model.model
     if not hasattr(model, "filter_checkpoint"):
         raise ValueError(
             f"{type(model).__name__} is not a model of lineardiff; create one, such as vca_deit_*."
         )
+    _refuse_further_blocks(given, model)  # before timm's filters look for their modules
     given = checkpoint_filter_fn(given, model)
+    _refuse_further_blocks(given, model)  # now under the names of this library
     own = model.state_dict()
     terms = vca_terms(model)
     cfg = getattr(model, "default_cfg", {}).get("classifier", ())
@@ -100,6 +105,17 @@ def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) 
         classifier=tuple(n for n in own if n in kept & classifier),
         unused=tuple(n for n in given if n not in loaded),
     )
+
+
+def _refuse_further_blocks(given: Mapping[str, Tensor], model: nn.Module) -> None:
+    modules = dict(model.named_modules())
+    for name in given:
+        match = re.match(r"(.*?blocks)\.\d+(?=\.)", name)
+        if match and match[1] in modules and match[0] not in modules:
+            raise ValueError(
+                f"the weights are of another model: it has {name}, this one has {len(modules[match[1]])} blocks there; "
+                "give the weights of the baseline with the same depth."
+            )
 
 
 def vca_terms(model: nn.Module) -> set[str]:
