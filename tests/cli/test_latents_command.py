@@ -60,6 +60,30 @@ def test_moments_of_adms_crop_and_its_mirror_image(
     assert [name for name in after if after[name] != before[name]] == ["shard-00001.safetensors"]
 
 
+def test_other_images_or_another_autoencoder_of_the_same_name_are_refused(
+    work: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(work / "images", tmp_path / "images")
+    shutil.copytree(work / "vae", tmp_path / "vae")
+    assert main(words(tmp_path, tmp_path / "out")) == 0
+    (tmp_path / "images" / "train" / "ant").mkdir()
+    added = tmp_path / "images" / "train" / "ant" / "0.png"
+    shutil.copy(work / "images" / "train" / "cat" / "0.png", added)
+    capsys.readouterr()
+    assert main(words(tmp_path, tmp_path / "out")) == 2
+    error = capsys.readouterr().err
+    assert "number_of_images was 5 and is now 6" in error
+    assert "fingerprint_of_images" in error
+    shutil.rmtree(added.parent)
+    assert main(words(tmp_path, tmp_path / "out")) == 0
+    vae = diffusers.AutoencoderKL.from_pretrained(tmp_path / "vae")
+    torch.nn.init.normal_(vae.encoder.conv_in.weight)
+    vae.save_pretrained(tmp_path / "vae")
+    capsys.readouterr()
+    assert main(words(tmp_path, tmp_path / "out")) == 2
+    assert "fingerprint_of_vae" in capsys.readouterr().err
+
+
 def test_two_processes_write_what_one_writes(
     work: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

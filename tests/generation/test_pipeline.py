@@ -15,6 +15,7 @@ diffusers = pytest.importorskip("diffusers")
 
 from diffusers import (  # noqa: E402
     AutoencoderKL,
+    DDIMInverseScheduler,
     DDIMScheduler,
     DDPMScheduler,
     DPMSolverMultistepScheduler,
@@ -292,7 +293,12 @@ def test_callbacks_and_the_progress_bar(capsys: pytest.CaptureFixture[str]) -> N
         ({"class_labels": [3]}, "unknown class 3: expected 0 to 2"),
         ({"class_labels": [-1]}, "unknown class -1"),
         ({"class_labels": ["bot"]}, "unknown class 'bot'.*'boot', 'bag', 'coat'"),
-        ({"class_labels": "bag"}, "unknown class 'b'"),
+        ({"class_labels": "bag"}, "class_labels='bag': expected a list"),
+        ({"class_labels": [1.7]}, "unknown class 1.7"),
+        ({"class_labels": [True]}, "unknown class True"),
+        ({"class_labels": [None]}, "unknown class None"),
+        ({"num_inference_steps": 2.5}, "num_inference_steps=2.5: expected a whole number"),
+        ({"guidance_scale": float("nan")}, "scale=nan: expected a number"),
         ({"class_labels": []}, "one label for each image"),
         ({"method": "ddim"}, "unknown method of flow 'ddim': choose from 'ode-heun'"),
         ({"num_inference_steps": 0}, "num_steps=0"),
@@ -339,6 +345,26 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
         ),
         ({"scheduler": FlowMatchEulerDiscreteScheduler(), "path": "gvp"}, "needs path 'linear'"),
         ({"scheduler": FlowMatchEulerDiscreteScheduler(invert_sigmas=True)}, "invert_sigmas"),
+        ({"scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)}, "use_dynamic_shifting"),
+        (
+            {"scheduler": DDIMInverseScheduler(**TRAINED), "objective": "diffusion"},
+            "does not sample diffusion",
+        ),
+        (
+            {
+                "scheduler": DPMSolverMultistepScheduler(**TRAINED, use_flow_sigmas=True),
+                "objective": "diffusion",
+            },
+            "use_flow_sigmas=True, which changes the chain",
+        ),
+        (
+            {
+                "transformer": dit(in_channels=4),
+                "scheduler": DDIMScheduler(**TRAINED, clip_sample=False, thresholding=True),
+                "objective": "diffusion",
+            },
+            "thresholding=True, which cuts",
+        ),
         ({"scheduler": DDIMScheduler(beta_end=0.012), "objective": "diffusion"}, "another noise schedule"),
         (
             {"scheduler": DDIMScheduler(**TRAINED, prediction_type="v_prediction"), "objective": "diffusion"},

@@ -181,6 +181,7 @@ def test_options_reach_the_layers_and_are_said_where_they_mean_nothing(caplog):
     assert (attn.tokens, attn.stage1, attn.stage2, attn.softmax) == ("embed", "plain", "halves", "joint")
     assert attn.conv is None
     assert attn.contrast_grid == (3, 2)
+    caplog.clear()
     with caplog.at_level(logging.INFO, logger="lineardiff"):
         DiT(**TINY)
     assert caplog.text == ""

@@ -51,6 +51,8 @@ def test_an_unknown_size_is_refused_with_those_there_are(family: object) -> None
         ({"objective": "gan"}, r"objective='gan': expected one of flow, diffusion"),
         ({"path": "cubic"}, r"path='cubic': expected one of linear, gvp, vp"),
         ({"objective": "diffusion", "path": "gvp"}, r"path='gvp': is for objective=flow"),
+        ({"objective": "diffusion", "grid_steps": 1}, r"grid_steps=1: a diffusion takes from 2 to 1000"),
+        ({"objective": "diffusion", "grid_steps": 1001}, r"grid_steps=1001: a diffusion takes"),
         ({"weighting": "likelihood"}, r"weighting='likelihood': is for prediction=score or noise"),
         ({"space": "hsv"}, r"space='hsv': expected one of latents, rgb, grey"),
         ({"image_size": 250}, r"image_size=250: .*a multiple of 8"),

@@ -20,6 +20,7 @@ from toy import rows
 
 from lineardiff.data import open_images, subset
 from lineardiff.data.latents import encode_moments, open_latents, write_index, write_latents
+from lineardiff.generation.autoencoder import fingerprint_of
 from lineardiff.generation.pipeline import AutoencoderKL, LinearDiffPipeline
 from lineardiff.recipes import GenerationRecipe, fashion_sit
 from lineardiff.train import GenerationTask, train
@@ -205,7 +206,7 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
         encode=lambda x: encode_moments(encoder, ((x + 1) * 127.5).round().byte()),
         transform=transform,
     )
-    write_index(split, folder, shards=1, settings={})
+    write_index(split, folder, shards=1, settings={"vae": vae, "fingerprint_of_vae": fingerprint_of(encoder)})
     recipe = GenerationRecipe(
         data=str(folder),
         vae=vae,
@@ -249,6 +250,10 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
         GenerationTask(replace(recipe, image_size=64))
     with pytest.raises(ValueError, match=r"the autoencoder nowhere does not exist"):
         GenerationTask(replace(recipe, vae="nowhere"))
+    torch.nn.init.normal_(encoder.decoder.conv_out.weight)
+    encoder.save_pretrained(tmp_path / "other")
+    with pytest.raises(ValueError, match=r"vae=.*its weights are not those that wrote the latents"):
+        GenerationTask(replace(recipe, vae=str(tmp_path / "other")))
     assert GenerationTask(replace(recipe, vae=None)).picture(task.model) is None
 
 

@@ -54,18 +54,25 @@ def run(words: Sequence[str]) -> None:
     from torchvision import transforms
     from tqdm import tqdm
 
+    from lineardiff import data
     from lineardiff.cli.pretrained import join_processes, load_vae
     from lineardiff.data import open_images
     from lineardiff.data.files import check_settings, write_settings
     from lineardiff.data.latents import encode_moments, shard_count, write_index, write_latents
     from lineardiff.evaluate import center_crop
+    from lineardiff.generation import autoencoder
 
-    names = ("images", "vae", "split", "size", "bad_images", "dtype", "shard_size")
-    settings = {name: getattr(arguments, name) for name in names}
-    folder = arguments.output
-    known = check_settings(folder, settings, pieces="shard-*[0-9].safetensors")
     split = open_images(arguments.images, arguments.split, bad_images=arguments.bad_images)
     vae = load_vae(arguments.vae)
+    names = ("images", "vae", "split", "size", "bad_images", "dtype", "shard_size")
+    settings = {
+        **{name: getattr(arguments, name) for name in names},
+        "number_of_images": len(split),
+        "fingerprint_of_images": data.latents.fingerprint_of(split),
+        "fingerprint_of_vae": autoencoder.fingerprint_of(vae),
+    }
+    folder = arguments.output
+    known = check_settings(folder, settings, pieces="shard-*[0-9].safetensors")
     factor = 2 ** (len(vae.config.block_out_channels) - 1)
     if arguments.size < factor or arguments.size % factor:
         raise ValueError(

@@ -4,6 +4,7 @@ A folder of latents holds `shard-00000.safetensors`, ... with `moments` (images,
 those of the mirror images, and `labels` (images,); and `index.json`, which is written last.
 """
 
+import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
@@ -53,6 +54,14 @@ def sample_moments(moments: Tensor, noise: Tensor) -> Tensor:
     """
     mean, log_variance = moments.chunk(2, dim=-3)
     return mean + (0.5 * log_variance.clamp(-30, 20)).exp() * noise
+
+
+def fingerprint_of(split: ImageSplit) -> str:
+    """Of the classes and of the place and label of each image: other labels or other images give another."""
+    digest = hashlib.sha256(json.dumps(list(split.classes)).encode())
+    for index in range(len(split)):
+        digest.update(f"{split.locate(index)}\n".encode())
+    return digest.hexdigest()[:16]
 
 
 def write_latents(

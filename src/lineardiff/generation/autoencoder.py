@@ -1,10 +1,13 @@
 """The autoencoder between images and the latents that DiT and SiT see; what diffusers cannot load, in one line."""
 
+import hashlib
 import logging
 import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
+
+import torch
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -16,6 +19,15 @@ HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 """A name on the Hugging Face hub."""
 
 Loaded = TypeVar("Loaded")
+
+
+def fingerprint_of(vae: "AutoencoderKL") -> str:
+    """Of the weights, by which another autoencoder of the same name is told apart."""
+    digest = hashlib.sha256()
+    for name, value in sorted(vae.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(value.detach().to("cpu", torch.float32).contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
 
 
 def load_vae(name: str) -> "AutoencoderKL":

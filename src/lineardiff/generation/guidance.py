@@ -3,6 +3,7 @@
 Source: Ho and Salimans, arXiv 2207.12598; the interval: Kynkäänniemi et al., arXiv 2404.07724.
 """
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -44,6 +45,8 @@ def guided(
     """
     if labels.ndim != 1:
         raise ValueError(f"labels have shape {tuple(labels.shape)}: expected (B,), one class for each sample")
+    if not math.isfinite(scale):
+        raise ValueError(f"scale={scale}: expected a number, such as 4.0")
     if channels is not None and channels < 1:
         raise ValueError(f"channels={channels}: expected at least 1, or None for all")
     if interval is not None and not interval[0] <= interval[1]:

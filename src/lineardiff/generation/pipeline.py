@@ -2,6 +2,7 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from numbers import Integral
 from typing import Any, ClassVar
 
 import torch
@@ -29,7 +30,8 @@ StepCallback = Callable[["LinearDiffPipeline", int, Any, dict[str, Tensor]], dic
 
 
 class LinearDiffPipeline(DiffusionPipeline):
-    """A DiT or SiT with what its samples need: saved, loaded and moved as any pipeline of diffusers.
+    """A DiT or SiT with what its samples need: saved, loaded and moved as any pipeline of diffusers. A scheduler or
+    VAE that is added later is saved after `register_modules(scheduler=...)`, not after an assignment.
 
     Args:
         transformer: ``transformer(x, t, labels)`` as :class:`lineardiff.models.dit.DiT`; its config names
@@ -154,6 +156,8 @@ class LinearDiffPipeline(DiffusionPipeline):
                 mode, or samples that are not finite.
         """
         labels = self._labels(class_labels)
+        if num_inference_steps is not None and not isinstance(num_inference_steps, int):
+            raise ValueError(f"num_inference_steps={num_inference_steps!r}: expected a whole number")
         check_name("output_type", output_type, OUTPUT_TYPES)
         config = self.transformer.config
         if output_type != "latent" and self.vae is None and not self.pixel_space:
@@ -227,11 +231,14 @@ class LinearDiffPipeline(DiffusionPipeline):
         )
 
     def _labels(self, given: Sequence[int | str]) -> Tensor:
+        if isinstance(given, str) or not len(given):
+            raise ValueError(f"class_labels={given!r}: expected a list with one label for each image")
         names = {name: label for label, name in enumerate(self.class_names or ())}
         classes = self.transformer.config.num_classes
         labels = []
         for label in given.tolist() if isinstance(given, Tensor) else given:
-            known = names.get(label, -1) if isinstance(label, str) else int(label)
+            whole = isinstance(label, Integral) and not isinstance(label, bool)
+            known = int(label) if whole else names.get(label, -1) if isinstance(label, str) else -1
             if not 0 <= known < classes:
                 few = ", ".join(map(repr, list(names)[:5])) + (", ..." if len(names) > 5 else "")
                 raise ValueError(
@@ -239,8 +246,6 @@ class LinearDiffPipeline(DiffusionPipeline):
                     + (f" or a name of {few}" if names else ", as the pipeline has no class names")
                 )
             labels.append(known)
-        if isinstance(given, str) or not labels:
-            raise ValueError(f"class_labels={given!r}: expected a list with one label for each image")
         return torch.tensor(labels, device=self._execution_device)
 
     def _start(self, latents: Tensor | None, batch_size: int, generator: Any) -> Tensor:

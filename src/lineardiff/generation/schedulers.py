@@ -10,6 +10,19 @@ from torch import Tensor
 from lineardiff.generation.diffusion import GaussianDiffusion
 from lineardiff.generation.noise import Denoiser
 
+CHECKED = {
+    False: (
+        "DDPMScheduler",
+        "DDIMScheduler",
+        "DPMSolverMultistepScheduler",
+        "EulerDiscreteScheduler",
+        "EulerAncestralDiscreteScheduler",
+        "HeunDiscreteScheduler",
+    ),
+    True: ("FlowMatchEulerDiscreteScheduler", "FlowMatchHeunDiscreteScheduler"),
+}
+"""The schedulers that were compared with exact solutions: of diffusion, and of flow."""
+
 StepEnd = Callable[[int, Tensor, Tensor], Tensor]
 """``step_end(step, timestep, x)`` after step 0, 1, ...; what it returns takes the place of x."""
 
@@ -33,18 +46,16 @@ def check_scheduler(scheduler: Any, *, flow: bool, clips: bool, learned_variance
         ValueError: It does not fit; the message says which option.
     """
     name, config = type(scheduler).__name__, scheduler.config
-    if flow != is_flow_scheduler(scheduler):
-        fitting = (
-            "FlowMatchEulerDiscreteScheduler"
-            if flow
-            else "DDPMScheduler, DDIMScheduler, DPMSolverMultistep..."
-        )
+    if flow != is_flow_scheduler(scheduler) or name not in CHECKED[flow]:
         raise ValueError(
-            f"{name} does not sample {'flow' if flow else 'diffusion'} models; give one like {fitting}"
+            f"{name} does not sample {'flow' if flow else 'diffusion'} models here; give one of "
+            f"{', '.join(CHECKED[flow])}"
         )
+    refused = ["invert_sigmas", "use_dynamic_shifting"] if flow else ["use_flow_sigmas"]
+    for option in refused:
+        if config.get(option):
+            raise ValueError(f"{name} has {option}=True, which changes the chain: give it {option}=False")
     if flow:
-        if config.get("invert_sigmas"):
-            raise ValueError(f"{name} has invert_sigmas=True: expected noise at sigma 1 and data at 0")
         return
     ours = GaussianDiffusion().alphas_cumprod
     theirs = getattr(scheduler, "alphas_cumprod", None)
@@ -57,10 +68,11 @@ def check_scheduler(scheduler: Any, *, flow: bool, clips: bool, learned_variance
         raise ValueError(
             f"{name} has prediction_type={config.prediction_type!r}: the model predicts 'epsilon'"
         )
-    if config.get("clip_sample") and not clips:
-        raise ValueError(
-            f"{name} has clip_sample=True, which cuts latents off at -1 and 1: give it clip_sample=False"
-        )
+    for option in ("clip_sample", "thresholding"):
+        if config.get(option) and not clips:
+            raise ValueError(
+                f"{name} has {option}=True, which cuts latents off at -1 and 1: give it {option}=False"
+            )
     if _takes_variance(scheduler) and not (_is_ddpm(scheduler) and learned_variance):
         raise ValueError(
             f"{name} has variance_type={config.variance_type!r}, which needs a model with a learned variance and "

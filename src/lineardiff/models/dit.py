@@ -94,7 +94,9 @@ class DiT(ModelMixin, ConfigMixin):
     ) -> None:
         super().__init__()
         self.sample_size = _checked_size(sample_size, patch_size)
-        if dim % 4 or num_heads < 1 or dim % num_heads:
+        if depth < 1 or mlp_ratio <= 0:
+            raise ValueError(f"depth={depth} must be at least 1, and mlp_ratio={mlp_ratio} above 0.")
+        if dim < 1 or dim % 4 or num_heads < 1 or dim % num_heads:
             raise ValueError(
                 f"dim={dim} must be a multiple of 4 (the position table) and of num_heads={num_heads}."
             )

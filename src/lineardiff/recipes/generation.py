@@ -98,6 +98,8 @@ class GenerationRecipe(TrainingRecipe):
             raise self.error("vae", "is for space=latents; pixels need none")
         if not 0 <= self.hflip <= 1:
             raise self.error("hflip", "expected a probability, from 0 to 1")
+        if self.objective == "diffusion" and not 2 <= self.grid_steps <= 1000:
+            raise self.error("grid_steps", "a diffusion takes from 2 to 1000 steps")
         for name in ("image_size", "grid_steps"):
             if getattr(self, name) < 1:
                 raise self.error(name, "expected a whole number of at least 1")

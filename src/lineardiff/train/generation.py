@@ -17,7 +17,7 @@ from lineardiff.data import Augmented, Transform, check_same_classes, open_image
 from lineardiff.data.latents import Latents, open_latents, sample_moments
 from lineardiff.evaluate import center_crop
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
-from lineardiff.generation.autoencoder import LATENT_SCALE, load_vae
+from lineardiff.generation.autoencoder import LATENT_SCALE, fingerprint_of, load_vae
 from lineardiff.models import create_generator
 from lineardiff.recipes import GenerationRecipe
 
@@ -59,6 +59,14 @@ class GenerationTask:
         self.model = self._build_model()
         # here and not when it is first needed, which may be days later
         self._vae = load_vae(recipe.vae) if recipe.vae is not None else None
+        if self._vae is not None and isinstance(self.train_data, Latents):
+            written_by = self.train_data.settings.get("fingerprint_of_vae")
+            if written_by not in (None, fingerprint_of(self._vae)):
+                raise recipe.error(
+                    "vae",
+                    f"its weights are not those that wrote the latents in {recipe.data} "
+                    f"({self.train_data.settings.get('vae')}); give that autoencoder",
+                )
         self._objective: Interpolant | GaussianDiffusion
         if recipe.objective == "flow":
             self._objective = Interpolant(
