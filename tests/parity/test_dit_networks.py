@@ -1,32 +1,24 @@
 """DiT-S/2 and SiT-S/2 against the outputs of their authors' code, recorded in shared/parity."""
 
-import hashlib
 import json
 
-import numpy as np
 import pytest
 import torch
-from safetensors import safe_open
+from recorded import normal, read
 
+from lineardiff.generation import guided
 from lineardiff.models import create_generator
 
 SHAPE = (2, 4, 32, 32)
 
 
-def draw(key, shape):
-    seed = int.from_bytes(hashlib.sha256(key.encode()).digest()[:8], "little")
-    return torch.from_numpy(np.random.default_rng(seed).standard_normal(shape).astype(np.float32))
-
-
 @pytest.fixture(scope="module", params=["dit", "sit"])
-def recorded(request, shared_data):
-    """The file of the authors' answers, its metadata, and our network with the same weights."""
-    file = safe_open(shared_data.parent / "parity" / f"{request.param}-s-2_256.safetensors", "pt")
+def recorded(request, parity_data):
+    """The authors' answers, the file's metadata, and our network with the same weights."""
+    file = read(parity_data / f"{request.param}-s-2_256.safetensors")
     model = create_generator(f"{request.param}_s_2").eval()
-    shapes = json.loads(file.metadata()["keys"])
-    weights = {name: 0.02 * draw(name, shape) for name, shape in shapes.items() if name != "pos_embed"}
-    model.load_state_dict({**weights, "pos_embed": model.pos_embed})
-    return file, file.metadata(), model
+    model.load_state_dict({**file.weights(), "pos_embed": model.pos_embed})
+    return file.tensors, file.metadata, model
 
 
 def test_names_shapes_and_count_of_parameters(recorded):
@@ -37,26 +29,31 @@ def test_names_shapes_and_count_of_parameters(recorded):
 
 
 def test_position_embedding(recorded):
-    file, _, model = recorded
-    rows = file.get_tensor("pos_embed")
+    answers, _, model = recorded
+    rows = answers["pos_embed"]
     assert torch.equal(model.pos_embed[:, : rows.shape[1]], rows)
 
 
 @torch.no_grad()
 def test_output(recorded):
-    file, metadata, model = recorded
+    answers, metadata, model = recorded
     t, y = torch.tensor(json.loads(metadata["t"])), torch.tensor(json.loads(metadata["y"]))
     torch.testing.assert_close(
-        model(draw("latent", SHAPE), t, y).sample, file.get_tensor("output"), rtol=1e-4, atol=1e-4
+        model(normal("latent", *SHAPE), t, y).sample, answers["output"], rtol=1e-4, atol=1e-4
     )
 
 
 @torch.no_grad()
 def test_classifier_free_guidance_on_three_channels(recorded):
-    file, metadata, model = recorded
-    x = draw("latent", SHAPE)[:1]
-    t = torch.tensor(json.loads(metadata["t"])[:1])
-    cond, uncond = (model(x, t, torch.tensor([label])).sample for label in json.loads(metadata["y"]))
-    guided = uncond[:, :3] + 4.0 * (cond[:, :3] - uncond[:, :3])
-    ours = torch.cat([torch.cat([guided, rest[:, 3:]], dim=1) for rest in (cond, uncond)])
-    torch.testing.assert_close(ours, file.get_tensor("cfg4"), rtol=1e-4, atol=1e-4)
+    answers, metadata, model = recorded
+    label, null_label = json.loads(metadata["y"])
+    denoiser = guided(
+        lambda x, t, labels: model(x, t, labels).sample,
+        torch.tensor([label]),
+        null_label=null_label,
+        scale=4.0,
+        channels=3,
+    )
+    answer = denoiser(normal("latent", *SHAPE)[:1], torch.tensor(json.loads(metadata["t"])[:1]))
+    # of the two halves that the authors' function returns, the conditional one
+    torch.testing.assert_close(answer, answers["cfg4"][:1], rtol=1e-4, atol=1e-4)
