@@ -3,13 +3,13 @@ Attention or another arm in each stage."""
 
 import re
 from collections.abc import Sequence
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import ClassifierHead
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
@@ -17,8 +17,8 @@ from lineardiff.layers import AttentionOptions
 from lineardiff.models.cross_window import CrossWindowAttention
 from lineardiff.models.pyramid import PyramidTransformer
 from lineardiff.models.pyramid_stage import PyramidStage, pyramid_blocks
+from lineardiff.models.registry import create, imagenet_cfg
 from lineardiff.models.stages import Grid, check_depths, image_grid, stage_attentions
-from lineardiff.models.weights import checkpoint_filter_fn
 
 __all__ = ["CSWinTransformer"]  # timm adds the registered functions
 
@@ -197,32 +197,8 @@ def authors_key(key: str) -> str:
     return f"stages.{int(block[1]) - 1}.blocks.{block[2]}.{inner}{rest}"
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
-    return build_model_with_cfg(
-        CSWinTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        **kwargs,
-    )
-
-
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.9,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "stages.0.embed",
-        "classifier": "head.fc",
-        "license": "apache-2.0",
-        **kwargs,
-    }
-
+_create = partial(create, CSWinTransformer)
+_cfg = partial(imagenet_cfg, crop_pct=0.9, first_conv="stages.0.embed", classifier="head.fc")
 
 _TINY: dict[str, Any] = {"embed_dim": 64, "depths": (1, 2, 21, 1), "num_heads": (2, 4, 8, 16)}
 _TINY_24181: dict[str, Any] = {**_TINY, "depths": (2, 4, 18, 1)}

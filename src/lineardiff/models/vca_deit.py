@@ -5,8 +5,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, checkpoint, generate_default_cfgs, register_model
+from timm.models import checkpoint, generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.deit import VisionTransformerDistilled
 from timm.models.vision_transformer import VisionTransformer
@@ -15,7 +14,8 @@ from torch import Tensor, nn
 
 from lineardiff.layers import check_arms, create_attention
 from lineardiff.models.block import Block
-from lineardiff.models.weights import checkpoint_filter_fn, vca_terms
+from lineardiff.models.registry import create, imagenet_cfg
+from lineardiff.models.weights import vca_terms
 
 __all__ = ["VCAVisionTransformer", "VCAVisionTransformerDistilled"]  # timm adds the registered functions
 
@@ -226,32 +226,17 @@ class VCAVisionTransformerDistilled(VCAVisionTransformer, VisionTransformerDisti
 
 
 def _create(variant: str, pretrained: bool, *, distilled: bool = False, **kwargs: Any) -> nn.Module:
-    return build_model_with_cfg(
-        VCAVisionTransformerDistilled if distilled else VCAVisionTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", 3), "feature_cls": "getter"},
-        **kwargs,
-    )
+    model_class = VCAVisionTransformerDistilled if distilled else VCAVisionTransformer
+    return create(model_class, variant, pretrained, out_indices=kwargs.pop("out_indices", 3), **kwargs)
 
 
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": None,
-        "crop_pct": 0.875,  # of the DeiT recipe (256 -> 224)
-        "interpolation": "bicubic",
-        "fixed_input_size": True,
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head",
-        "license": "apache-2.0",
-        **kwargs,
-    }
-
+_cfg = partial(
+    imagenet_cfg,
+    pool_size=None,
+    fixed_input_size=True,
+    first_conv="patch_embed.proj",
+    classifier="head",
+)
 
 default_cfgs = generate_default_cfgs(
     {

@@ -7,17 +7,16 @@ from functools import partial
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
 from lineardiff.layers import AttentionOptions
 from lineardiff.models.pyramid import PyramidTransformer
 from lineardiff.models.pyramid_stage import PyramidStage, pyramid_blocks, resize_positions
+from lineardiff.models.registry import create, imagenet_cfg
 from lineardiff.models.spatial_reduction import SpatialReductionAttention
 from lineardiff.models.stages import Grid, check_depths, image_grid, stage_attentions
-from lineardiff.models.weights import checkpoint_filter_fn
 
 __all__ = ["PyramidVisionTransformer"]  # timm adds the registered functions
 
@@ -230,33 +229,8 @@ def authors_key(key: str) -> str:
     return key
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
-    return build_model_with_cfg(
-        PyramidVisionTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        **kwargs,
-    )
-
-
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "pool_size": (7, 7),
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "stages.0.embed",
-        "classifier": "head",
-        "license": "apache-2.0",
-        **kwargs,
-    }
-
-
+_create = partial(create, PyramidVisionTransformer)
+_cfg = partial(imagenet_cfg, first_conv="stages.0.embed", classifier="head")
 _VCA_SIZE = {"min_input_size": (3, 224, 224)}  # 7 x 7 contrast tokens in the last stage
 _DEPTHS = {"tiny": (2, 2, 2, 2), "small": (3, 4, 6, 3), "medium": (3, 4, 18, 3), "large": (3, 8, 27, 3)}
 

@@ -2,12 +2,12 @@
 place of the windows of a stage."""
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import calculate_drop_path_rates, to_2tuple
-from timm.models import build_model_with_cfg, generate_default_cfgs, register_model
+from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer import checkpoint_filter_fn as swin_filter_fn
@@ -16,6 +16,7 @@ from typing_extensions import Unpack
 
 from lineardiff.layers import AttentionOptions, create_attention
 from lineardiff.models.block import MapBlock
+from lineardiff.models.registry import create, imagenet_cfg
 from lineardiff.models.stages import (
     Grid,
     check_depths,
@@ -24,7 +25,7 @@ from lineardiff.models.stages import (
     image_grid,
     stage_attentions,
 )
-from lineardiff.models.weights import checkpoint_filter_fn, vca_terms
+from lineardiff.models.weights import vca_terms
 
 __all__ = ["VCASwinTransformer"]  # timm adds the registered functions
 
@@ -229,33 +230,13 @@ class VCASwinTransformer(SwinTransformer):
         return taken
 
 
-def _create(variant: str, pretrained: bool, **kwargs: Any) -> nn.Module:
-    return build_model_with_cfg(
-        VCASwinTransformer,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"out_indices": kwargs.pop("out_indices", (0, 1, 2, 3)), "feature_cls": "getter"},
-        **kwargs,
-    )
-
-
-def _cfg(**kwargs: Any) -> dict[str, Any]:
-    return {
-        "num_classes": 1000,
-        "input_size": (3, 224, 224),
-        "min_input_size": (3, 112, 112),  # 7 x 7 contrast tokens in stage 3
-        "pool_size": (7, 7),
-        "crop_pct": 0.875,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": "patch_embed.proj",
-        "classifier": "head.fc",
-        "license": "apache-2.0",
-        **kwargs,
-    }
-
+_create = partial(create, VCASwinTransformer)
+_cfg = partial(
+    imagenet_cfg,
+    min_input_size=(3, 112, 112),  # 7 x 7 contrast tokens in stage 3
+    first_conv="patch_embed.proj",
+    classifier="head.fc",
+)
 
 default_cfgs = generate_default_cfgs(
     {
