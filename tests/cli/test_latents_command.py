@@ -11,8 +11,8 @@ from tiny_pipeline import save_vae
 from torchvision.transforms.functional import pil_to_tensor
 
 from lineardiff.cli import main
+from lineardiff.data import center_crop
 from lineardiff.data.latents import open_latents
-from lineardiff.evaluate import center_crop
 
 diffusers = pytest.importorskip("diffusers")
 

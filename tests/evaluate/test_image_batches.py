@@ -5,8 +5,8 @@ import pytest
 import torch
 from PIL import Image
 
-from lineardiff.data import open_images
-from lineardiff.evaluate.image_batches import TensorBatches, center_crop, open_batches, save_samples
+from lineardiff.data import center_crop, open_images
+from lineardiff.evaluate.image_batches import TensorBatches, open_batches, save_samples
 
 
 def pixels(*shape: int) -> np.ndarray:

@@ -56,10 +56,9 @@ def run(words: Sequence[str]) -> None:
 
     from lineardiff import data
     from lineardiff.cli.pretrained import join_processes, load_vae
-    from lineardiff.data import open_images
+    from lineardiff.data import center_crop, open_images
     from lineardiff.data.files import check_settings, write_settings
     from lineardiff.data.latents import encode_moments, shard_count, write_index, write_latents
-    from lineardiff.evaluate import center_crop
     from lineardiff.generation import autoencoder
 
     split = open_images(arguments.images, arguments.split, bad_images=arguments.bad_images)

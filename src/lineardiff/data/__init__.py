@@ -2,7 +2,7 @@
 
 from lineardiff.data.images import ImageSplit, check_same_classes, open_images, subset
 from lineardiff.data.sampling import Augmented, EpochBatches, Transformed, drop_bad, steps_per_epoch
-from lineardiff.data.transforms import Transform, eval_transform, train_transform
+from lineardiff.data.transforms import Transform, center_crop, eval_transform, train_transform
 
 __all__ = [
     "Augmented",
@@ -10,6 +10,7 @@ __all__ = [
     "ImageSplit",
     "Transform",
     "Transformed",
+    "center_crop",
     "check_same_classes",
     "drop_bad",
     "eval_transform",

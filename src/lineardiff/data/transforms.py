@@ -153,3 +153,17 @@ def _check_image_size(image_size: int) -> None:
 def _check_interpolation(interpolation: str, *, allowed: tuple[str, ...]) -> None:
     if interpolation not in allowed:
         raise ValueError(f"interpolation={interpolation!r}: expected one of {', '.join(allowed)}")
+
+
+def center_crop(image: Image.Image, image_size: int) -> Image.Image:
+    """The middle square of an image at `image_size` pixels a side, as ADM prepares ImageNet.
+
+    The image is halved by box filtering while its shorter side is at least twice image_size, then resized
+    by bicubic interpolation so that the shorter side fits, then cut.
+    """
+    while min(image.size) >= 2 * image_size:
+        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
+    scale = image_size / min(image.size)
+    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
+    left, top = (image.width - image_size) // 2, (image.height - image_size) // 2
+    return image.crop((left, top, left + image_size, top + image_size))

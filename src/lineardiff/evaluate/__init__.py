@@ -9,7 +9,6 @@ from lineardiff.evaluate.generation_metrics import generation_scores, inception_
 from lineardiff.evaluate.image_batches import (
     ImageBatches,
     TensorBatches,
-    center_crop,
     open_batches,
     save_samples,
 )

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.functional import pil_to_tensor
 
-from lineardiff.data.images import ImageSplit, open_images
+from lineardiff.data import ImageSplit, center_crop, open_images
 from lineardiff.evaluate.feature_statistics import npz_names, npz_path
 from lineardiff.evaluate.features import check_images
 
@@ -90,20 +90,6 @@ def save_samples(path: str | Path, images: Tensor) -> None:
         ValueError: the images have another type or shape, or the path does not end in .npz.
     """
     np.savez(npz_path(path), check_images(images).cpu().permute(0, 2, 3, 1).contiguous().numpy())
-
-
-def center_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """The middle square of an image at `image_size` pixels a side, as ADM prepares ImageNet.
-
-    The image is halved by box filtering while its shorter side is at least twice image_size, then resized
-    by bicubic interpolation so that the shorter side fits, then cut.
-    """
-    while min(image.size) >= 2 * image_size:
-        image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)
-    scale = image_size / min(image.size)
-    image = image.resize((round(image.width * scale), round(image.height * scale)), Image.Resampling.BICUBIC)
-    left, top = (image.width - image_size) // 2, (image.height - image_size) // 2
-    return image.crop((left, top, left + image_size, top + image_size))
 
 
 class _FlatFolder:

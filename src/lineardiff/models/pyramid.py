@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from lineardiff.models.pyramid_stage import PyramidStage
 from lineardiff.models.stages import Geometry, Grid, StageAttention, check_image, geometry, image_grid
-from lineardiff.models.weights import vca_terms
+from lineardiff.models.weights import vca_terms_without_decay
 
 try:
     from timm.models._input import update_model_input_size  # so that a saved model is rebuilt at its new size
@@ -70,7 +70,7 @@ class PyramidTransformer(nn.Module):
     def no_weight_decay(self) -> set[str]:
         """Positions, class token, and the lambdas and contrast embeddings of VCA stages."""
         own = {name for name, _ in self.named_parameters() if name.endswith((".pos_embed", ".cls_token"))}
-        return own | {name for name in vca_terms(self) if "lambda" in name or "pos_embed" in name}
+        return own | vca_terms_without_decay(self)
 
     @torch.jit.ignore
     def group_matcher(self, coarse: bool = False) -> dict[str, Any]:

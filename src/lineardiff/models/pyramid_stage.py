@@ -1,6 +1,7 @@
 """A stage of PVT and of CSwin: patches of the map before embedded by a convolution, then blocks."""
 
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -133,35 +134,73 @@ def pyramid_blocks(
 ) -> list[list[Block]]:
     """The blocks of every stage; `depth` of an attention counts blocks through the whole network, from 0."""
     rates = calculate_drop_path_rates(drop_path, list(depths), stagewise=True)
+    return [
+        stage_blocks(
+            attention,
+            partial(own_attention, stage) if attention.arm == own else None,
+            dim=dims[stage],
+            num_heads=num_heads[stage],
+            first=sum(depths[:stage]),
+            drop_paths=rates[stage],
+            mlp_ratio=mlp_ratios[stage],
+            qkv_bias=qkv_bias,
+            proj_drop=proj_drop,
+            attn_drop=attn_drop,
+            norm_layer=norm_layer,
+            device=device,
+            dtype=dtype,
+        )
+        for stage, attention in enumerate(attentions)
+    ]
+
+
+def stage_blocks(
+    attention: StageAttention,
+    own_attention: Callable[[], nn.Module] | None = None,
+    *,
+    block_class: type[Block] = Block,
+    dim: int,
+    num_heads: int,
+    first: int,
+    drop_paths: Sequence[float],
+    mlp_ratio: float,
+    qkv_bias: bool,
+    proj_drop: float,
+    attn_drop: float,
+    norm_layer: Any,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+) -> list[Block]:
+    """The blocks of one stage, as many as drop_paths; `first` is the index of its first block in the network.
+
+    `own_attention` builds the attention of each; None builds the arm that `attention` names.
+    """
     factory: dict[str, Any] = {"device": device, "dtype": dtype}
-    stages: list[list[Block]] = []
-    for stage, (dim, attention) in enumerate(zip(dims, attentions, strict=True)):
-        blocks = []
-        for index in range(depths[stage]):
-            if attention.arm == own:
-                attn = own_attention(stage)
-            else:
-                attn = create_attention(
-                    attention.arm,
-                    dim,
-                    num_heads[stage],
-                    depth=sum(depths[:stage]) + index,
-                    attn_drop=attn_drop,
-                    options=attention.layer_options(),
-                    qkv_bias=qkv_bias,
-                    proj_drop=proj_drop,
-                    **factory,
-                )
-            blocks.append(
-                Block(
-                    attn,
-                    dim,
-                    mlp_ratio=mlp_ratios[stage],
-                    norm_layer=norm_layer,
-                    proj_drop=proj_drop,
-                    drop_path=rates[stage][index],
-                    **factory,
-                )
+    blocks = []
+    for index, drop_path in enumerate(drop_paths):
+        if own_attention is not None:
+            attn = own_attention()
+        else:
+            attn = create_attention(
+                attention.arm,
+                dim,
+                num_heads,
+                depth=first + index,
+                attn_drop=attn_drop,
+                options=attention.layer_options(),
+                qkv_bias=qkv_bias,
+                proj_drop=proj_drop,
+                **factory,
             )
-        stages.append(blocks)
-    return stages
+        blocks.append(
+            block_class(
+                attn,
+                dim,
+                mlp_ratio=mlp_ratio,
+                norm_layer=norm_layer,
+                proj_drop=proj_drop,
+                drop_path=drop_path,
+                **factory,
+            )
+        )
+    return blocks

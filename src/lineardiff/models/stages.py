@@ -141,7 +141,7 @@ def is_pair(value: object) -> bool:
 
 
 def check_depths(**per_stage: Sequence[object]) -> None:
-    """Check that settings of stages are of equally many stages, at most four and at least one.
+    """Check that settings of stages are of equally many stages.
 
     Raises:
         ValueError: they are not; the message gives all lengths.

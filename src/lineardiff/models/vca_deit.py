@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from lineardiff.layers import check_arms, create_attention
 from lineardiff.models.block import Block
 from lineardiff.models.registry import create, imagenet_cfg
-from lineardiff.models.weights import vca_terms
+from lineardiff.models.weights import vca_terms_without_decay
 
 __all__ = ["VCAVisionTransformer", "VCAVisionTransformerDistilled"]  # timm adds the registered functions
 
@@ -146,9 +146,7 @@ class VCAVisionTransformer(VisionTransformer):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Embeddings, tokens, and the lambdas and contrast embeddings of the VCA blocks."""
-        return super().no_weight_decay() | {
-            name for name in vca_terms(self) if "lambda" in name or "pos_embed" in name
-        }
+        return super().no_weight_decay() | vca_terms_without_decay(self)
 
     @torch.jit.ignore
     def set_input_size(

@@ -14,8 +14,9 @@ from timm.models.swin_transformer import checkpoint_filter_fn as swin_filter_fn
 from torch import Tensor, nn
 from typing_extensions import Unpack
 
-from lineardiff.layers import AttentionOptions, create_attention
+from lineardiff.layers import AttentionOptions
 from lineardiff.models.block import MapBlock
+from lineardiff.models.pyramid_stage import stage_blocks
 from lineardiff.models.registry import create, imagenet_cfg
 from lineardiff.models.stages import (
     Grid,
@@ -25,7 +26,7 @@ from lineardiff.models.stages import (
     image_grid,
     stage_attentions,
 )
-from lineardiff.models.weights import vca_terms
+from lineardiff.models.weights import vca_terms_without_decay
 
 __all__ = ["VCASwinTransformer"]  # timm adds the registered functions
 
@@ -112,36 +113,26 @@ class VCASwinTransformer(SwinTransformer):
             dtype=dtype,
         )
         self.geometry = stages
-        factory: dict[str, Any] = {"device": device, "dtype": dtype}
         rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         for index, stage in enumerate(attentions):
             if stage.arm == WINDOW:
                 continue
-            dim = embed_dim * 2**index
-            self.layers[index].blocks = nn.Sequential(
-                *(
-                    MapBlock(
-                        create_attention(
-                            stage.arm,
-                            dim,
-                            num_heads[index],
-                            depth=sum(depths[:index]) + block,
-                            attn_drop=attn_drop_rate,
-                            options=stage.layer_options(),
-                            qkv_bias=qkv_bias,
-                            proj_drop=proj_drop_rate,
-                            **factory,
-                        ),
-                        dim,
-                        mlp_ratio=mlp_ratio,
-                        norm_layer=norm_layer,
-                        proj_drop=proj_drop_rate,
-                        drop_path=rates[index][block],
-                        **factory,
-                    )
-                    for block in range(depths[index])
-                )
+            blocks = stage_blocks(
+                stage,
+                block_class=MapBlock,
+                dim=embed_dim * 2**index,
+                num_heads=num_heads[index],
+                first=sum(depths[:index]),
+                drop_paths=rates[index],
+                mlp_ratio=mlp_ratio,
+                qkv_bias=qkv_bias,
+                proj_drop=proj_drop_rate,
+                attn_drop=attn_drop_rate,
+                norm_layer=norm_layer,
+                device=device,
+                dtype=dtype,
             )
+            self.layers[index].blocks = nn.Sequential(*blocks)
         self.weight_init_mode = "reset" if weight_init == "skip" else weight_init
         if weight_init != "skip":
             self.init_weights(needs_reset=False)
@@ -149,9 +140,7 @@ class VCASwinTransformer(SwinTransformer):
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
         """Relative position biases, and the lambdas and contrast embeddings of VCA stages."""
-        return super().no_weight_decay() | {
-            name for name in vca_terms(self) if "lambda" in name or "pos_embed" in name
-        }
+        return super().no_weight_decay() | vca_terms_without_decay(self)
 
     @torch.jit.ignore
     def set_input_size(

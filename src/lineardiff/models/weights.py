@@ -129,6 +129,11 @@ def vca_terms(model: nn.Module) -> set[str]:
     }
 
 
+def vca_terms_without_decay(model: nn.Module) -> set[str]:
+    """Of the parameters that Visual-Contrast Attention adds, the lambdas and contrast embeddings."""
+    return {name for name in vca_terms(model) if "lambda" in name or "pos_embed" in name}
+
+
 def checkpoint_filter_fn(
     state_dict: Mapping[str, Tensor], model: nn.Module, *, contrast_grid: tuple[int, int] | None = None
 ) -> dict[str, Tensor]:

@@ -13,9 +13,8 @@ from torch.utils.data import Subset, default_collate
 from torchvision import transforms
 from torchvision.utils import make_grid
 
-from lineardiff.data import Augmented, Transform, check_same_classes, open_images, subset
+from lineardiff.data import Augmented, Transform, center_crop, check_same_classes, open_images, subset
 from lineardiff.data.latents import Latents, open_latents, sample_moments
-from lineardiff.evaluate import center_crop
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
 from lineardiff.generation.autoencoder import LATENT_SCALE, fingerprint_of, load_vae
 from lineardiff.models import create_generator
