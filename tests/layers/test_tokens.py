@@ -5,7 +5,8 @@ import torch
 import torch.nn.functional as F
 from timm.layers import resample_abs_pos_embed
 
-from lineardiff.layers.tokens import pool_grid, pool_matrix, resize_contrast_embed
+from lineardiff.layers import pool_grid, resize_contrast_embed
+from lineardiff.ops.pooling import pool_matrix
 
 
 @pytest.mark.parametrize(

@@ -7,8 +7,8 @@ import torch
 import truth
 
 import lineardiff
-from lineardiff.ops import backends
-from lineardiff.ops.backends import Backend, select
+from lineardiff.ops import Inputs, backends
+from lineardiff.ops.backends import Backend
 
 
 @pytest.fixture
@@ -69,7 +69,7 @@ def test_named_backend_that_cannot_run_raises_its_reason(calls):
 
 
 def test_unknown_name_lists_the_known():
-    with pytest.raises(ValueError, match="'portable', 'reference'"):
+    with pytest.raises(ValueError, match="'cpu', 'portable', 'reference'"):
         lineardiff.set_backend("quick")
     with pytest.raises(ValueError, match="LINEARDIFF_BACKEND"), lineardiff.backend("quick"):
         pass
@@ -79,21 +79,34 @@ def test_unknown_name_lists_the_known():
     ("value", "expected"), [("reference", "reference"), ("", "portable"), ("nonsense", None)]
 )
 def test_environment_variable(value, expected, monkeypatch):
+    tensors, scalars = truth.inputs()  # float64, which no compiled backend computes
+    inputs = Inputs(*tensors, *scalars.values(), "separate", "contrast", "contrast", 1e-5)
     monkeypatch.setenv("LINEARDIFF_BACKEND", value)
     spec = importlib.util.find_spec("lineardiff.ops.backends")
     fresh = importlib.util.module_from_spec(spec)  # as in a new process, which reads the variable once
     spec.loader.exec_module(fresh)
     if expected is None:
         with pytest.raises(ValueError, match="unknown backend 'nonsense'.*LINEARDIFF_BACKEND"):
-            fresh.select("auto", None)
+            fresh.select("auto", inputs)
     else:
-        assert fresh.select("auto", None).name == expected
+        assert fresh.select("auto", inputs).name == expected
 
 
 def test_real_backends_answer_without_inputs():
-    assert [b.name for b in backends.BACKENDS] == ["portable", "reference"]
-    assert all(b.why_not(None) is None for b in backends.BACKENDS)
-    assert select("auto", None).name in ("portable", "reference")
+    assert [b.name for b in backends.BACKENDS] == ["cpu", "portable", "reference"]
+    assert all(b.why_not(None) is None for b in backends.BACKENDS[1:])
+
+
+def test_a_backend_of_this_device_that_is_passed_over_is_said_once(calls, monkeypatch, caplog):
+    fast, faster, *others = backends.BACKENDS
+    fast, faster = fast._replace(device="cpu"), faster._replace(device="cuda")
+    monkeypatch.setattr(backends, "BACKENDS", (fast, faster, *others))
+    backends._log.cache_clear()
+    with caplog.at_level("INFO", logger="lineardiff"):
+        run()
+        run()
+    assert calls == ["plain", "plain"]
+    assert [r.message for r in caplog.records] == ["backend 'fast' is passed over: no such chip."]
 
 
 def test_compiled_function_follows_the_choice(monkeypatch):

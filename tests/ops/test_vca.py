@@ -67,6 +67,27 @@ def test_odd_shapes_and_strides(shape, packed, backend):
             assert worst(mine, theirs) <= bound
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("grid", [(4, 6, 2, 3), (5, 7, 2, 3), (2, 3, 2, 3)], ids=str)
+def test_pooling_inside_equals_adaptive_average_pooling_outside(grid, backend):
+    H, W, h, w = grid
+    tensors, scalars = truth.inputs(2, 3, 2 + H * W, 8, h * w)  # two prefix tokens
+
+    def outside(q, k, v, pos, neg, **rest):
+        image = q[:, :, 2:].transpose(2, 3).reshape(-1, 8, H, W)
+        pooled = torch.nn.functional.adaptive_avg_pool2d(image, (h, w)).view(2, 3, 8, h * w).transpose(2, 3)
+        return truth.vca(q, k, v, pooled + pos, pooled + neg, **rest)
+
+    def inside(*tensors, **rest):
+        return vca(*tensors, pool=grid, backend=backend, **rest)
+
+    weight = torch.randn(2, 3, 2 + H * W, 8).double()
+    expected, expected_grads = truth.gradients(outside, tensors, scalars, weight)
+    out, grads = truth.gradients(inside, tensors, scalars, weight)
+    for mine, theirs in zip((out, *grads), (expected, *expected_grads), strict=True):
+        assert worst(mine, theirs) <= 1e-12
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
     "options", [{}, {"softmax": "joint"}, {"stage1": "halves", "stage2": "halves"}], ids=str
@@ -168,7 +189,13 @@ def broken(**changes):
         ({"stage1": "none"}, "stage1='none' is unknown"),
         ({"lambdas": (None, torch.tensor(1.0))}, r"lambdas\[0\] must be a tensor with one element"),
         ({"gains": (torch.ones(4), torch.ones(5))}, r"gains\[1\] must have shape \(d,\) = \(4,\)"),
-        ({"backend": "cuda"}, "unknown backend 'cuda'; choose 'auto', 'portable', 'reference'"),
+        ({"pool": (3, 3, 1, 3)}, r"pool=\(3, 3, 1, 3\).*N=8 queries.*n=3 rows of pos"),
+        ({"pool": (2, 4, 3, 1)}, r"h <= H"),
+        (
+            {"neg": torch.zeros(1, 2, 3, 4), "pool": (2, 4, 1, 3)},
+            "pos is torch.float64 but neg is torch.float32",
+        ),
+        ({"backend": "cuda"}, "unknown backend 'cuda'; choose 'auto', 'cpu', 'portable'"),
     ],
 )
 def test_bad_input_says_what_to_do(changes, message):

@@ -10,4 +10,5 @@ from lineardiff.layers.arms import (
 )
 from lineardiff.layers.attention import VisualContrastAttention
 from lineardiff.layers.baselines import AgentAttention, DifferentialAttention, SelfAttention
-from lineardiff.layers.tokens import pool_grid, resize_contrast_embed
+from lineardiff.layers.tokens import resize_contrast_embed
+from lineardiff.ops import pool_grid

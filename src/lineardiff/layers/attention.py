@@ -9,9 +9,9 @@ from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
 from lineardiff.layers.conv import ValueConv
-from lineardiff.layers.tokens import pool_grid, resize_contrast_embed
-from lineardiff.ops import Inputs, Softmax, Stage, attend, reference
-from lineardiff.ops.inputs import check_options
+from lineardiff.layers.tokens import resize_contrast_embed
+from lineardiff.ops import Inputs, Softmax, Stage, attend, pool_grid, reference
+from lineardiff.ops.inputs import check_options, with_tokens
 
 Tokens = Literal["pool+embed", "embed", "pool"]
 Pool = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
@@ -48,7 +48,7 @@ class VisualContrastAttention(nn.Module):
         stage1, stage2: "contrast" (the paper), "plain" (one stream, no lambda, no norm), "halves" (the
             language form of differential attention).
         softmax: of stage II: "separate" (the paper's two) or "joint" (one over the 2n tokens).
-        pool: "avg", or a function like :func:`lineardiff.layers.tokens.pool_grid`:
+        pool: "avg", or a function like :func:`lineardiff.layers.pool_grid`:
             (B, H*W, C), (H, W), (h, w) -> (B, h*w, C).
 
     Raises:
@@ -171,7 +171,7 @@ class VisualContrastAttention(nn.Module):
         Raises:
             ValueError: as :meth:`forward`.
         """
-        inputs = self._inputs(x, self._feat_size(x.shape[1], feat_size))
+        inputs = with_tokens(self._inputs(x, self._feat_size(x.shape[1], feat_size)))
         return reference.contrast_map(inputs), reference.attention_map(inputs)
 
     @torch.jit.ignore
@@ -216,7 +216,7 @@ class VisualContrastAttention(nn.Module):
         """Project x and form the contrast tokens: everything that the op receives."""
         B, N, _ = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.dim).unbind(2)
-        pos, neg = self._contrast_tokens(q, feat_size)
+        pos, neg, pool = self._contrast_tokens(q, feat_size)
         l1 = self._lambda(self.lambda1_q1, self.lambda1_k1, self.lambda1_q2, self.lambda1_k2)
         l2 = self._lambda(self.lambda2_q1, self.lambda2_k1, self.lambda2_q2, self.lambda2_k2)
         gain1 = self.norm1() if self.norm1 is not None else None
@@ -234,24 +234,34 @@ class VisualContrastAttention(nn.Module):
             self.stage1,
             self.stage2,
             1e-5,
+            pool,
         )
 
-    def _contrast_tokens(self, q: Tensor, feat_size: tuple[int, int]) -> tuple[Tensor, Tensor | None]:
-        """t+ = t~ + e+ and t- = t~ + e-, (B, n, C)."""
+    def _contrast_tokens(
+        self, q: Tensor, feat_size: tuple[int, int]
+    ) -> tuple[Tensor, Tensor | None, tuple[int, int, int, int] | None]:
+        """t+ = t~ + e+ and t- = t~ + e-, (B, n, C); or e+, e- and the pooling that is left to the op."""
+        B, N, _ = q.shape
         e_pos, e_neg = self.pos_embed_pos, self.pos_embed_neg
+        H, W = feat_size
+        h, w = self.contrast_grid
         if self.tokens == "embed":
             assert e_pos is not None
-            pos = e_pos.to(q.dtype).expand(q.shape[0], -1, -1)
-            return pos, e_neg.to(q.dtype).expand(q.shape[0], -1, -1) if e_neg is not None else None
-        grid = q[:, q.shape[1] - feat_size[0] * feat_size[1] :]
+            pos = e_pos.to(q.dtype).expand(B, -1, -1)
+            return pos, e_neg.to(q.dtype).expand(B, -1, -1) if e_neg is not None else None, None
+        grid = q[:, N - H * W :]
         if torch.jit.is_scripting():
             pooled = pool_grid(grid, feat_size, self.contrast_grid)
+        elif self.pool is pool_grid and e_pos is not None:
+            neg = e_neg.expand(B, -1, -1) if e_neg is not None else None
+            return e_pos.expand(B, -1, -1), neg, (H, W, h, w)
         else:
             pooled = self.pool(grid, feat_size, self.contrast_grid)
         if e_pos is None:
-            return pooled, pooled if self.stage1 == "contrast" or self.stage2 == "contrast" else None
+            has_neg = self.stage1 == "contrast" or self.stage2 == "contrast"
+            return pooled, pooled if has_neg else None, None
         pos = (pooled + e_pos).to(q.dtype)
-        return pos, (pooled + e_neg).to(q.dtype) if e_neg is not None else None
+        return pos, (pooled + e_neg).to(q.dtype) if e_neg is not None else None, None
 
     def _lambda(
         self,

@@ -1,43 +1,7 @@
-"""Contrast tokens: average pooling over the image grid, and embeddings resized to another contrast grid."""
+"""Contrast tokens: embeddings resized to another contrast grid."""
 
-import torch
 from timm.layers import resample_abs_pos_embed
 from torch import Tensor
-
-
-def pool_matrix(size: int, bins: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Average pooling of one axis as a matrix, (bins, size): row i averages bin i.
-
-    The bins are those of adaptive average pooling, floor(i size / bins) to ceil((i + 1) size / bins); they
-    overlap where `bins` does not divide `size`. `size` may be symbolic, so that one compiled or exported
-    graph serves every image size.
-    """
-    bin_index = torch.arange(bins, device=device).unsqueeze(1)
-    start = bin_index * size // bins
-    end = ((bin_index + 1) * size + bins - 1) // bins
-    place = torch.arange(size, device=device)
-    inside = (place >= start) & (place < end)
-    return inside.to(dtype) / (end - start).to(dtype)
-
-
-def pool_grid(x: Tensor, feat_size: tuple[int, int], contrast_grid: tuple[int, int]) -> Tensor:
-    """Average the grid tokens into the cells of the contrast grid.
-
-    Args:
-        x: grid tokens (B, H*W, C), row by row, of any strides.
-        feat_size: (H, W).
-        contrast_grid: (h, w).
-
-    Returns:
-        (B, h*w, C), equal to adaptive average pooling, in the type of x.
-    """
-    (H, W), (h, w) = feat_size, contrast_grid
-    B, _, C = x.shape
-    rows = pool_matrix(H, h, device=x.device, dtype=x.dtype)
-    columns = pool_matrix(W, w, device=x.device, dtype=x.dtype)
-    # (h H) (H, W C) first: it shrinks the large operand in one batched product
-    pooled = torch.matmul(rows, x.reshape(B, H, W * C)).view(B, h, W, C)
-    return torch.matmul(columns, pooled).view(B, h * w, C)
 
 
 def resize_contrast_embed(

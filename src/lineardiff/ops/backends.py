@@ -1,13 +1,16 @@
 """The implementations of the op, why one cannot run, and how one is chosen."""
 
 import contextlib
+import functools
+import logging
 import os
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
-from lineardiff.ops import portable, reference
+from lineardiff.ops import cpu, portable, reference
 from lineardiff.ops.inputs import Inputs
 
 
@@ -15,12 +18,14 @@ class Backend(NamedTuple):
     """One implementation: `run` computes the op; `why_not` answers None, or in words why it cannot run.
 
     `why_not` is asked with the inputs of a call, or with None whether this machine can run it at all.
+    `device` is the type of device it is written for, None for any.
     """
 
     name: str
     run: Callable[[Inputs], Tensor]
     why_not: Callable[[Inputs | None], str | None]
     summary: str
+    device: str | None = None
 
 
 def _always(inputs: Inputs | None) -> str | None:
@@ -29,6 +34,7 @@ def _always(inputs: Inputs | None) -> str | None:
 
 # "auto" takes the first that can run.
 BACKENDS: tuple[Backend, ...] = (
+    Backend("cpu", cpu.run, cpu.why_not, cpu.SUMMARY, "cpu"),
     Backend("portable", portable.run, _always, "fast plain PyTorch, any device"),
     Backend("reference", reference.run, _always, "the paper's equations one by one, any device, slow"),
 )
@@ -72,13 +78,40 @@ def select(name: str, inputs: Inputs) -> Backend:
     """
     found = _find(_chosen if name == "auto" else name)
     if found is None:
-        return next(b for b in BACKENDS if b.why_not(inputs) is None)
+        return _first_that_can_run(inputs)
     reason = found.why_not(inputs)
     if reason is not None:
         raise ValueError(
             f"backend {found.name!r} cannot run here: {reason}. Use backend='auto' to let one be chosen."
         )
     return found
+
+
+def _first_that_can_run(inputs: Inputs) -> Backend:
+    """A backend for this kind of device that is passed over is said once in the log."""
+    device = inputs.q.device.type
+    for candidate in BACKENDS:
+        if candidate.device not in (None, device):
+            continue
+        reason = candidate.why_not(inputs)
+        if reason is None and candidate.device is not None and torch.compiler.is_exporting():
+            reason = (
+                "an exported graph must run without lineardiff (name the backend to export it all the same)"
+            )
+        if reason is None:
+            return candidate
+        _say_once(f"backend {candidate.name!r} is passed over: {reason}.")
+    raise AssertionError("the last backend runs anything")
+
+
+@torch.compiler.assume_constant_result  # said while a graph is made, never part of it
+def _say_once(message: str) -> None:
+    _log(message)
+
+
+@functools.cache
+def _log(message: str) -> None:
+    logging.getLogger("lineardiff").info(message)
 
 
 def _find(name: str) -> Backend | None:

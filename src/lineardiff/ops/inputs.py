@@ -2,14 +2,20 @@
 
 from typing import Literal, NamedTuple, get_args
 
+import torch
 from torch import Tensor
+
+from lineardiff.ops.pooling import pool_queries
 
 Stage = Literal["contrast", "plain", "halves"]
 Softmax = Literal["separate", "joint"]
 
 
 class Inputs(NamedTuple):
-    """What a backend receives, checked. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
+    """What a backend receives, checked. Shapes as in :func:`lineardiff.visual_contrast_attention`.
+
+    A backend that cannot pool by itself begins with :func:`with_tokens`.
+    """
 
     q: Tensor
     k: Tensor
@@ -23,6 +29,17 @@ class Inputs(NamedTuple):
     stage1: str  # a Stage
     stage2: str  # a Stage
     eps: float
+    pool: tuple[int, int, int, int] | None = None  # (H, W, h, w): pos and neg are e+ and e-
+
+
+def with_tokens(inputs: Inputs) -> Inputs:
+    """The same inputs with t+ and t- in place of the embeddings, `pool` done."""
+    if inputs.pool is None:
+        return inputs
+    pooled, neg = pool_queries(inputs.q, inputs.pool), inputs.neg
+    pos = (pooled + inputs.pos).to(inputs.q.dtype)
+    neg = None if neg is None else (pooled + neg).to(inputs.q.dtype)
+    return inputs._replace(pos=pos, neg=neg, pool=None)
 
 
 def check_inputs(inputs: Inputs) -> None:
@@ -48,10 +65,21 @@ def check_inputs(inputs: Inputs) -> None:
             "pass neg (B, heads, n, d), or set both stages to 'plain' or 'halves'."
         )
     for name, t in {"k": k, "v": v, **streams}.items():
-        if t.dtype != q.dtype or t.device != q.device:
+        # embeddings may stay in float32, which pooled queries of low precision are added to
+        wide = inputs.pool is not None and name in streams and t.dtype == torch.float32
+        if (t.dtype != q.dtype and not wide) or t.device != q.device:
             raise ValueError(
                 f"q is {q.dtype} on {q.device} but {name} is {t.dtype} on {t.device}; "
                 f"convert one, for example {name}.to(q)."
+            )
+    if neg is not None and neg.dtype != pos.dtype:
+        raise ValueError(f"pos is {pos.dtype} but neg is {neg.dtype}; convert one, for example neg.to(pos).")
+    if inputs.pool is not None:
+        H, W, h, w = inputs.pool
+        if not (0 < h <= H and 0 < w <= W and H * W <= q.shape[2] and h * w == pos.shape[2]):
+            raise ValueError(
+                f"pool={(H, W, h, w)} is (H, W, h, w), the grid of the last H*W of the N={q.shape[2]} queries and "
+                f"the h x w cells, one for each of the n={pos.shape[2]} rows of pos; h <= H and w <= W."
             )
     if not q.is_floating_point():
         raise ValueError(

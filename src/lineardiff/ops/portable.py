@@ -9,7 +9,7 @@ float32 on a CPU without instructions for them, where PyTorch's own products are
 import torch
 from torch import Tensor
 
-from lineardiff.ops.inputs import Inputs
+from lineardiff.ops.inputs import Inputs, with_tokens
 
 # Scores (numbers, not bytes) computed at a time without gradients on a CPU: 2 MB of float32 stays in cache.
 CHUNK = 1 << 19
@@ -27,6 +27,7 @@ _SLOW_ON_CPU = tuple(
 
 def run(inputs: Inputs) -> Tensor:
     """Both stages. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
+    inputs = with_tokens(inputs)
     q = inputs.q
     compute = _compute_dtype(q.device.type, q.dtype)
     if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.device.type != "cpu":

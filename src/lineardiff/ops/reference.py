@@ -9,11 +9,12 @@ float32 at least.
 import torch
 from torch import Tensor
 
-from lineardiff.ops.inputs import Inputs
+from lineardiff.ops.inputs import Inputs, with_tokens
 
 
 def run(inputs: Inputs) -> Tensor:
     """Both stages. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
+    inputs = with_tokens(inputs)
     return read_contrast(inputs, contrast_map(inputs))
 
 

@@ -24,6 +24,7 @@ def visual_contrast_attention(
     stage1: Stage = "contrast",
     stage2: Stage = "contrast",
     eps: float = 1e-5,
+    pool: tuple[int, int, int, int] | None = None,
     backend: str = "auto",
 ) -> Tensor:
     """Visual-Contrast Attention of given queries, keys, values and contrast tokens.
@@ -38,8 +39,8 @@ def visual_contrast_attention(
         q: queries (B, heads, N, d), of any strides; prefix tokens are ordinary rows.
         k: keys, shape of q.
         v: values, shape of q.
-        pos: positive contrast tokens t+ (B, heads, n, d).
-        neg: negative contrast tokens t- (B, heads, n, d); None when no stage is "contrast".
+        pos: positive contrast tokens t+ (B, heads, n, d); with `pool`, their embeddings e+.
+        neg: negative contrast tokens t- (B, heads, n, d), or e-; None when no stage is "contrast".
         lambdas: l1 and l2, tensors with one element; None for a "plain" stage.
         gains: of RMSNorm1 and RMSNorm2, (d,) each; None for a "plain" stage.
         lambda_inits: l1_init and l2_init, the constants of the factors (1 - l_init).
@@ -49,6 +50,9 @@ def visual_contrast_attention(
             are the two streams.
         stage2: the same for stage II, with q and t+.
         eps: of the norms.
+        pool: (H, W, h, w): the last H*W queries are a grid, averaged into h x w cells, n = h w, and
+            t+ = average + pos, t- = average + neg. Prefix tokens are not pooled. The embeddings may be
+            float32 whatever the type of q. None takes pos and neg as they are.
         backend: "auto", or the name of one; see `lineardiff info`.
 
     Returns:
@@ -58,7 +62,7 @@ def visual_contrast_attention(
     Raises:
         ValueError: shapes, types or options do not fit, or a named backend cannot run.
     """
-    inputs = Inputs(q, k, v, pos, neg, lambdas, gains, lambda_inits, softmax, stage1, stage2, eps)
+    inputs = Inputs(q, k, v, pos, neg, lambdas, gains, lambda_inits, softmax, stage1, stage2, eps, pool)
     return attend(inputs, backend)
 
 
@@ -70,8 +74,10 @@ def attend(inputs: Inputs, backend: str = "auto") -> Tensor:
     autocast = device != "meta" and torch.is_autocast_enabled(device)
     if autocast:
         dtype = torch.get_autocast_dtype(device)
-        q, k, v, pos = (x.to(dtype) for x in inputs[:4])
-        neg = None if inputs.neg is None else inputs.neg.to(dtype)
+        q, k, v = (x.to(dtype) for x in inputs[:3])
+        pos, neg = inputs.pos, inputs.neg
+        if inputs.pool is None:  # embeddings stay as they are until they have been added
+            pos, neg = pos.to(dtype), None if neg is None else neg.to(dtype)
         inputs = inputs._replace(q=q, k=k, v=v, pos=pos, neg=neg)
     check_inputs(inputs)
     chosen = select(backend, inputs)

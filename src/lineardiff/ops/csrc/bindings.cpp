@@ -1,0 +1,179 @@
+// The ops of the kernel on PyTorch's stable ABI: one library serves every Python and every PyTorch from 2.10 on.
+#include <torch/csrc/stable/library.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <atomic>
+#include <tuple>
+#include <vector>
+
+#include "schedule.h"
+
+namespace lineardiff {
+namespace {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+
+// ---- instruction sets
+
+std::atomic<int64_t> isa_limit{6};
+
+// 0 none, 2 AVX2, 5 AVX-512, 6 AVX-512 with bfloat16
+int64_t best_isa() {
+  __builtin_cpu_init();
+  const int64_t limit = isa_limit;
+  if (limit < 2 || !__builtin_cpu_supports("avx2") || !__builtin_cpu_supports("fma")) return 0;
+  if (limit < 5 || !__builtin_cpu_supports("avx512f") || !__builtin_cpu_supports("avx512dq") ||
+      !__builtin_cpu_supports("avx512bw") || !__builtin_cpu_supports("avx512vl"))
+    return 2;
+  return limit < 6 || !__builtin_cpu_supports("avx512bf16") ? 5 : 6;
+}
+
+int64_t isa(int64_t limit) {
+  if (limit >= 0) isa_limit = limit;
+  return best_isa();
+}
+
+const Kernel& kernel_for(bool bfloat16) {
+  const int64_t best = best_isa();
+  STD_TORCH_CHECK(best >= 2, "lineardiff: this CPU has no AVX2");
+  if (best >= 6 && bfloat16) return *avx512bf16::kernel(true);
+  return best >= 5 ? *avx512::kernel(bfloat16) : *avx2::kernel(bfloat16);
+}
+
+void parallel(int64_t count, const auto& f) { torch::stable::parallel_for(0, count, 1, f); }
+
+// ---- tensors
+
+bool is_bfloat16(const Tensor& x) { return x.scalar_type() == ScalarType::BFloat16; }
+
+Tensor unit_last_stride(const Tensor& x) { return x.stride(3) == 1 || x.size(3) == 1 ? x : torch::stable::contiguous(x); }
+
+View view(const Tensor& x) { return {const_cast<void*>(x.const_data_ptr()), x.stride(0), x.stride(1), x.stride(2)}; }
+
+// As q is laid out by a projection, (B, N, heads, d), so that joining the heads again copies nothing.
+Tensor joined_heads(const Tensor& like) {
+  return torch::stable::transpose(torch::stable::new_empty(like, {like.size(0), like.size(2), like.size(1), like.size(3)}),
+                                  1, 2);
+}
+
+Tensor new_float32(const Tensor& like, std::vector<int64_t> sizes) {
+  return torch::stable::new_empty(like, sizes, ScalarType::Float);
+}
+
+void check(bool holds, const char* what) { STD_TORCH_CHECK(holds, "lineardiff: ", what); }
+
+struct Arguments {
+  Tensor q, k, v, pos, neg, lambda1, lambda2, gain1, gain2;
+  double eps;
+  bool joint;
+  std::vector<int64_t> pool;
+
+  // The Python side has checked what a caller can get wrong; this keeps the kernel from reading outside of tensors.
+  Problem problem() {
+    for (const Tensor* x : {&q, &k, &v, &pos, &neg}) check(x->dim() == 4, "q, k, v, pos, neg have four axes");
+    Problem p{};
+    p.B = q.size(0), p.heads = q.size(1), p.N = q.size(2), p.d = q.size(3), p.n = pos.size(2);
+    p.bfloat16 = is_bfloat16(q);
+    p.tokens_bfloat16 = is_bfloat16(pos);
+    for (const Tensor* x : {&q, &k, &v}) {
+      check(is_bfloat16(*x) == p.bfloat16 && (p.bfloat16 || x->scalar_type() == ScalarType::Float),
+            "q, k, v are all float32 or all bfloat16");
+      for (int axis = 0; axis < 4; axis++) check(x->size(axis) == q.size(axis), "q, k, v have one shape");
+    }
+    for (const Tensor* x : {&pos, &neg}) {
+      check(is_bfloat16(*x) == p.tokens_bfloat16 && (p.tokens_bfloat16 || x->scalar_type() == ScalarType::Float),
+            "pos and neg are both float32 or both bfloat16");
+      check(x->size(0) == p.B && x->size(1) == p.heads && x->size(2) == p.n && x->size(3) == p.d,
+            "pos and neg are (B, heads, n, d)");
+    }
+    for (const Tensor* x : {&lambda1, &lambda2, &gain1, &gain2})
+      check(x->scalar_type() == ScalarType::Float && x->is_contiguous(), "lambdas and gains are contiguous float32");
+    check(lambda1.numel() == 1 && lambda2.numel() == 1, "lambdas are one number each");
+    check(gain1.numel() == p.d && gain2.numel() == p.d, "gains are (d,)");
+    check(pool.empty() || pool.size() == 4, "pool is empty or (H, W, h, w)");
+    if (!pool.empty()) {
+      p.H = pool[0], p.W = pool[1], p.h = pool[2], p.w = pool[3];
+      check(p.h > 0 && p.w > 0 && p.h * p.w == p.n && p.H >= p.h && p.W >= p.w && p.H * p.W <= p.N,
+            "the grids of pool fit N and n");
+    }
+    for (Tensor* x : {&q, &k, &v, &pos, &neg}) *x = unit_last_stride(*x);
+    p.q = view(q), p.k = view(k), p.v = view(v), p.pos = view(pos), p.neg = view(neg);
+    p.joint = joint;
+    p.lambda1 = *static_cast<const float*>(lambda1.const_data_ptr());
+    p.lambda2 = *static_cast<const float*>(lambda2.const_data_ptr());
+    p.gain1 = static_cast<const float*>(gain1.const_data_ptr());
+    p.gain2 = static_cast<const float*>(gain2.const_data_ptr());
+    p.eps = float(eps);
+    return p;
+  }
+};
+
+bool nothing_to_do(const Problem& p) { return p.B * p.heads * p.N * p.d * p.n == 0; }
+
+// ---- ops
+
+std::tuple<Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2,
+                                   Tensor gain1, Tensor gain2, double eps, bool joint,
+                                   std::vector<int64_t> pool, bool save) {
+  Arguments a{q, k, v, pos, neg, lambda1, lambda2, gain1, gain2, eps, joint, pool};
+  Problem p = a.problem();
+  Tensor out = joined_heads(q), saved = new_float32(q, {p.B, p.heads, 2 * p.n, save ? p.d + 2 : 0});
+  p.out = view(out);
+  p.saved = save ? static_cast<float*>(saved.mutable_data_ptr()) : nullptr;
+  check(!nothing_to_do(p) || out.numel() == 0, "there is no contrast token");
+  if (!nothing_to_do(p))
+    run(kernel_for(p.bfloat16).forward, p, torch::stable::get_num_threads(), [](int64_t n, const auto& f) { parallel(n, f); });
+  return {out, saved};
+}
+
+// Gradients of q, k, v, pos, neg, and, summed over batch and heads, of gain1, gain2 (d each), lambda1, lambda2: (2d + 2,)
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
+    Tensor grad, Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2, Tensor gain1,
+    Tensor gain2, Tensor saved, double eps, bool joint, std::vector<int64_t> pool) {
+  Arguments a{q, k, v, pos, neg, lambda1, lambda2, gain1, gain2, eps, joint, pool};
+  Problem p = a.problem();
+  check(saved.scalar_type() == ScalarType::Float && saved.is_contiguous() &&
+            saved.numel() == p.all_heads() * 2 * p.n * (p.d + 2),
+        "saved is what the forward pass saved");
+  check(grad.dim() == 4 && grad.scalar_type() == q.scalar_type(), "grad is like the output");
+  for (int axis = 0; axis < 4; axis++) check(grad.size(axis) == q.size(axis), "grad is like the output");
+  grad = unit_last_stride(grad);
+  Tensor dq = joined_heads(q), dk = joined_heads(q), dv = joined_heads(q);
+  Tensor dpos = torch::stable::new_empty(pos, {p.B, p.heads, p.n, p.d}), dneg = torch::stable::empty_like(dpos);
+  Tensor sums = new_float32(q, {p.all_heads(), 2 * p.d + 2}), total = new_float32(q, {2 * p.d + 2});
+  p.grad = view(grad), p.dq = view(dq), p.dk = view(dk), p.dv = view(dv), p.dpos = view(dpos), p.dneg = view(dneg);
+  p.saved = static_cast<float*>(saved.mutable_data_ptr());
+  p.sums = static_cast<float*>(sums.mutable_data_ptr());
+  if (!nothing_to_do(p))
+    run(kernel_for(p.bfloat16).backward, p, torch::stable::get_num_threads(), [](int64_t n, const auto& f) { parallel(n, f); });
+  else
+    torch::stable::zero_(dpos), torch::stable::zero_(dneg);
+  float* result = static_cast<float*>(total.mutable_data_ptr());
+  for (int64_t c = 0; c < 2 * p.d + 2; c++) {
+    double sum = 0;
+    for (int64_t i = 0; i < (nothing_to_do(p) ? 0 : p.all_heads()); i++) sum += p.sums[i * (2 * p.d + 2) + c];
+    result[c] = float(sum);
+  }
+  return {dq, dk, dv, dpos, dneg, total};
+}
+
+}  // namespace
+}  // namespace lineardiff
+
+STABLE_TORCH_LIBRARY(lineardiff, m) {
+  m.def(
+      "vca_forward(Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2, Tensor gain1, "
+      "Tensor gain2, float eps, bool joint, SymInt[] pool, bool save) -> (Tensor, Tensor)");
+  m.def(
+      "vca_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2, "
+      "Tensor gain1, Tensor gain2, Tensor saved, float eps, bool joint, SymInt[] pool) -> "
+      "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("vca_isa(int limit) -> int");
+}
+STABLE_TORCH_LIBRARY_IMPL(lineardiff, CPU, m) {
+  m.impl("vca_forward", TORCH_BOX(&lineardiff::forward));
+  m.impl("vca_backward", TORCH_BOX(&lineardiff::backward));
+}
+STABLE_TORCH_LIBRARY_IMPL(lineardiff, CompositeExplicitAutograd, m) { m.impl("vca_isa", TORCH_BOX(&lineardiff::isa)); }

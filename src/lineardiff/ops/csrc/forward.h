@@ -1,0 +1,379 @@
+// The forward pass of one head. E is the arithmetic of the products, T the type of q, k, v and the output.
+//
+// In both stages the contrast tokens are the rows and the image tokens the lanes: S = T X^T with T the stack of t+ and
+// t- (2n x d) and X a block of keys or queries (block x d). Stage II's softmax over the tokens then runs down the
+// rows, lane by lane, and stage I's over the keys needs one reduction over lanes for a whole row.
+#pragma once
+#include <type_traits>
+
+#include "kernel.h"
+#include "products.h"
+
+namespace lineardiff::LINEARDIFF_ISA {
+namespace {
+
+constexpr float log2_e = 1.4426950408889634f;
+
+#ifndef LINEARDIFF_BLOCK
+#define LINEARDIFF_BLOCK (LINEARDIFF_AVX512 ? 64 : 48)
+#endif
+constexpr int64_t block = LINEARDIFF_BLOCK;  // queries or keys at a time
+
+struct Sizes {
+  explicit Sizes(const Problem& p) : d(p.d), D(round_up(p.d, lanes)), n(p.n), n2(2 * p.n) {}
+  int64_t d, D, n, n2;  // D: d padded to whole vectors
+  template <class E>
+  int64_t words(int64_t count) const { return (count + E::pack - 1) / E::pack; }
+};
+
+template <class T>
+INLINE T* row_of(const Problem& p, const View& view, int64_t head_index, int64_t row) {
+  return (T*)view.data + head_index / p.heads * view.batch + head_index % p.heads * view.head + row * view.row;
+}
+
+// Fetches rows that a product later on reads, or `to_write` writes, into the cache. The rows of a head are spread over a
+// projection, where the hardware does not see them coming.
+template <class T>
+INLINE void fetch(const T* x, int64_t row, int64_t m, int64_t d) {
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t c = 0; c < d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(x + i * row + c, 0, 2);
+}
+
+// Blocks of [begin, end) of about equal size, each but the last a multiple of the lanes: f(first row, rows, padded rows).
+template <class F>
+INLINE void for_blocks(int64_t begin, int64_t end, F f) {
+  const int64_t vectors = (end - begin + lanes - 1) / lanes, blocks = (vectors * lanes + block - 1) / block;
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t first_vector = vectors * b / blocks, last_vector = vectors * (b + 1) / blocks;
+    const int64_t row = begin + first_vector * lanes, padded = (last_vector - first_vector) * lanes;
+    f(row, smaller(padded, end - row), padded);
+  }
+}
+
+// `count` vectors in groups of compile-time width: f(first, width)
+template <class F>
+INLINE void for_vectors(int64_t count, F f) {
+  int64_t j = 0;
+  for (; j + 3 <= count; j += 3) f(j, std::integral_constant<int, 3>{});
+  if (count - j == 2) f(j, std::integral_constant<int, 2>{});
+  if (count - j == 1) f(j, std::integral_constant<int, 1>{});
+}
+
+// ---- what the stages leave of a head
+
+template <class E>
+struct Head {
+  Head(const Problem& p, Arena arena) {
+    const Sizes s(p);
+    tokens = arena.operand<E>(s.n2, s.D);
+    contrast = arena.operand<E>(s.n, s.D);
+    bytes = arena.used();
+  }
+  Operand<E> tokens;    // t+, then t-
+  Operand<E> contrast;  // v^
+  size_t bytes;
+};
+
+struct Part {  // of stage I, over a chunk of the keys: not yet divided by `sum`
+  Part(const Problem& p, Arena arena) {
+    const Sizes s(p);
+    maximum = arena.take(s.n2);
+    sum = arena.take(s.n2);
+    read = arena.take(s.n2 * s.D);
+    bytes = arena.used();
+  }
+  float *maximum, *sum;  // of each token, in powers of two
+  float* read;           // (2n, D): what each token reads from the values
+  size_t bytes;
+};
+
+template <class E>
+struct Scratch {
+  Scratch(const Problem& p, Arena arena) {
+    const Sizes s(p);
+    turned = arena.take(s.words<E>(s.d) * block);
+    scores = arena.take(round_up(s.n2, 2) * block);
+    weights = E::pack == 1 ? scores : arena.take(round_up(s.n2, 2) * block);
+    values = arena.take((block + 2) * s.D);
+    sums = arena.take(s.n2 * lanes);
+    bytes = arena.used();
+  }
+  float* turned;   // a block of keys or queries, transposed
+  float* scores;   // (2n, block)
+  float* weights;  // what becomes of the scores, in the form the next product takes
+  float* values;   // a block of values as pairs (stage I), of the output (stage II)
+  float* sums;     // (2n, lanes)
+  size_t bytes;
+};
+
+// ---- tokens
+
+INLINE float token_number(const Problem& p, const View& view, int64_t head_index, int64_t i, int64_t c) {
+  return p.tokens_bfloat16 ? to_float(row_of<bfloat16>(p, view, head_index, i)[c])
+                           : row_of<float>(p, view, head_index, i)[c];
+}
+
+struct Cell {  // rows and columns of the grid that one contrast token averages, as in adaptive average pooling
+  Cell(const Problem& p, int64_t i)
+      : top(i / p.w * p.H / p.h), bottom(((i / p.w + 1) * p.H + p.h - 1) / p.h),
+        left(i % p.w * p.W / p.w), right(((i % p.w + 1) * p.W + p.w - 1) / p.w) {}
+  float share() const { return 1.0f / float((bottom - top) * (right - left)); }
+  int64_t top, bottom, left, right;
+};
+
+template <class E, class T>
+void gather_tokens(const Problem& p, int64_t head_index, const Operand<E>& tokens) {
+  const Sizes s(p);
+  for (int64_t i = 0; i < s.n; i++) {
+    float *plus = tokens.values + i * s.D, *minus = tokens.values + (s.n + i) * s.D;
+    memset(plus, 0, 4 * s.D);
+    if (p.h) {
+      const Cell cell(p, i);
+      const Vector share = set(cell.share());
+      for (int64_t y = cell.top; y < cell.bottom; y++)
+        for (int64_t x = cell.left; x < cell.right; x++) {
+          const T* q = row_of<T>(p, p.q, head_index, p.prefix() + y * p.W + x);
+          for (int64_t c = 0; c < s.d; c += lanes) store(plus + c, load(plus + c) + load_first(q + c, s.d - c));
+        }
+      for (int64_t c = 0; c < s.D; c += lanes) store(plus + c, load(plus + c) * share);
+    }
+    memcpy(minus, plus, 4 * s.D);
+    for (int64_t c = 0; c < s.d; c += lanes)
+      for (int sign = 0; sign < 2; sign++) {
+        float* t = (sign ? minus : plus) + c;
+        const View& view = sign ? p.neg : p.pos;
+        const Vector added = p.tokens_bfloat16
+                                 ? load_first(row_of<bfloat16>(p, view, head_index, i) + c, s.d - c)
+                                 : load_first(row_of<float>(p, view, head_index, i) + c, s.d - c);
+        store(t, load(t) + added);
+      }
+  }
+  fill_rows(tokens, s.n2, s.D);
+}
+
+// S = T X^T of a block of m rows: (2n, block)
+template <class E, class T>
+INLINE void score(const Problem& p, const View& view, int64_t head_index, int64_t row, int64_t m, int64_t padded,
+                  const float* token_rows, float* turned, float* scores) {
+  const Sizes s(p);
+  transpose<E>(row_of<T>(p, view, head_index, row), view.row, m, s.d, turned, block, padded);
+  multiply<E, false>(s.n2, padded / lanes, s.words<E>(s.d), token_rows, s.D / E::pack, turned, block, scores, block);
+}
+
+INLINE float score_scale(const Problem& p) { return log2_e / __builtin_sqrtf(float(p.d)); }
+
+// ---- stage I
+
+// Scores become exp2(scaled score - maximum) in `weights`, as rows; sums are kept lane by lane. A maximum is a
+// reference, and need not be the true one: it is raised, and what was summed so far scaled down, only when a score
+// exceeds it by more than 2^8, which is rare after the first block.
+template <class E>
+void exponentiate(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t, const Part& part) {
+  const Sizes s(p);
+  const Vector scale = set(score_scale(p));
+  const int64_t vectors = padded / lanes;
+  for (int64_t i = 0; i < s.n2; i++) {
+    float* row = t.scores + i * block;
+    if (m < padded) store(row + padded - lanes, first(m - padded + lanes, load(row + padded - lanes), set(-__builtin_inff())));
+    Vector highest = load(row);
+    for (int64_t j = 1; j < vectors; j++) highest = max(highest, load(row + j * lanes));
+    highest = highest * scale;
+    float* sum = t.sums + i * lanes;
+    if (first_block) {
+      part.maximum[i] = max_of_lanes(highest);
+      store(sum, set(0));
+    } else if (any_greater(highest, set(part.maximum[i] + 8))) {
+      const float raised = max_of_lanes(highest);
+      const Vector shrink = exp2<6>(set(part.maximum[i] - raised));
+      part.maximum[i] = raised;
+      store(sum, load(sum) * shrink);
+      for (int64_t c = 0; c < s.D; c += lanes) store(part.read + i * s.D + c, load(part.read + i * s.D + c) * shrink);
+    }
+    const Vector shift = set(-part.maximum[i]);
+    Vector total = load(sum);
+    for_vectors(vectors, [&](int64_t j, auto width) {
+      Vector e[width];
+      for (int u = 0; u < width; u++) e[u] = exp2<E::exp_degree>(fma(load(row + (j + u) * lanes), scale, shift));
+      for (int u = 0; u < width; u++) {
+        E::store_row(t.weights + i * block / E::pack, (j + u) * lanes, e[u]);
+        total = total + e[u];
+      }
+    });
+    store(sum, total);
+  }
+}
+
+template <class E, class T>
+void stage1(const Problem& p, Kernel::Rows keys, void* head_memory, void* part_memory, void* scratch) {
+  const Sizes s(p);
+  const Head<E> head(p, Arena(head_memory));
+  const Part part(p, Arena(part_memory));
+  const Scratch<E> t(p, Arena(scratch));
+  for_blocks(keys.begin, keys.end, [&](int64_t row, int64_t m, int64_t padded) {
+    const bool first_block = row == keys.begin;
+    const T* v = row_of<T>(p, p.v, keys.head_index, row);
+    fetch(v, p.v.row, m, s.d);
+    score<E, T>(p, p.k, keys.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
+    fetch(row_of<T>(p, p.k, keys.head_index, row + m), p.k.row, smaller(m, keys.end - row - m), s.d);
+    exponentiate(p, m, padded, first_block, t, part);
+    to_pairs<E>(v, p.v.row, m, s.d, t.values, s.D);
+    const int64_t K = s.words<E>(m);
+    if (first_block)
+      multiply<E, false>(s.n2, s.D / lanes, K, t.weights, block / E::pack, t.values, s.D, part.read, s.D);
+    else
+      multiply<E, false, true>(s.n2, s.D / lanes, K, t.weights, block / E::pack, t.values, s.D, part.read, s.D);
+  });
+  for (int64_t i = 0; i < s.n2; i++) part.sum[i] = sum_of_lanes(load(t.sums + i * lanes));
+}
+
+// u = v+ - l1 v-, its 1 / RMS, and v^ = gain1 u / RMS, from what the tokens read. (For the backward pass: f.)
+template <class F>
+INLINE void contrast_row(const Problem& p, const float* plus, const float* minus, F f) {
+  const Sizes s(p);
+  const Vector lambda = set(-p.lambda1);
+  Vector squares = set(0);
+  for (int64_t c = 0; c < s.D; c += lanes) {
+    const Vector u = fma(load_first(minus + c, s.d - c), lambda, load_first(plus + c, s.d - c));
+    squares = fma(u, u, squares);
+  }
+  const float inverse = 1 / __builtin_sqrtf(sum_of_lanes(squares) / float(s.d) + p.eps);
+  for (int64_t c = 0; c < s.D; c += lanes)
+    f(c, fma(load_first(minus + c, s.d - c), lambda, load_first(plus + c, s.d - c)), inverse);
+}
+
+// Merges the chunks of stage I and norms their difference.
+template <class E>
+void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_memory, void* parts) {
+  const Sizes s(p);
+  const Head<E> head(p, Arena(head_memory));
+  const Part total(p, Arena(parts));
+  for (int64_t chunk = 1; chunk < chunks; chunk++) {
+    const Part part(p, Arena((char*)parts + chunk * total.bytes));
+    for (int64_t i = 0; i < s.n2; i++) {
+      const float raised = total.maximum[i] > part.maximum[i] ? total.maximum[i] : part.maximum[i];
+      const Vector shrink = exp2<6>(set(total.maximum[i] - raised)), other = exp2<6>(set(part.maximum[i] - raised));
+      total.maximum[i] = raised;
+      total.sum[i] = total.sum[i] * shrink[0] + part.sum[i] * other[0];
+      for (int64_t c = i * s.D; c < (i + 1) * s.D; c += lanes)
+        store(total.read + c, load(total.read + c) * shrink + load(part.read + c) * other);
+    }
+  }
+  for (int64_t i = 0; i < s.n2; i++) {
+    const float inverse = 1 / total.sum[i];
+    for (int64_t c = i * s.D; c < (i + 1) * s.D; c += lanes) store(total.read + c, load(total.read + c) * set(inverse));
+    if (p.saved) {
+      float* saved = p.saved + (head_index * s.n2 + i) * (s.d + 2);
+      memcpy(saved, total.read + i * s.D, 4 * s.d);
+      saved[s.d] = total.maximum[i];
+      saved[s.d + 1] = inverse;
+    }
+  }
+  for (int64_t i = 0; i < s.n; i++)
+    contrast_row(p, total.read + i * s.D, total.read + (s.n + i) * s.D, [&](int64_t c, Vector u, float inverse) {
+      store(head.contrast.values + i * s.D + c, u * set(inverse) * load_first(p.gain1 + c, s.d - c));
+    });
+  fill_pairs(head.contrast, s.n, s.D);
+}
+
+// ---- stage II
+
+// Down the rows of `width` vectors of scores: exp2 in place, the sums' reciprocals of both streams (or of both together).
+template <class E, int width>
+INLINE void softmax_columns(const Problem& p, float* scores, Vector (&plus)[width], Vector (&minus)[width]) {
+  const Sizes s(p);
+  const Vector scale = set(score_scale(p));
+  for (int stream = 0; stream < 2; stream++) {
+    Vector* highest = stream ? minus : plus;
+#pragma GCC unroll 4
+    for (int u = 0; u < width; u++) highest[u] = set(-__builtin_inff());
+    for (int64_t i = stream * s.n; i < (stream + 1) * s.n; i++)
+#pragma GCC unroll 4
+      for (int u = 0; u < width; u++) highest[u] = max(load(scores + i * block + u * lanes), highest[u]);
+  }
+  if (p.joint)
+    for (int u = 0; u < width; u++) plus[u] = minus[u] = max(plus[u], minus[u]);
+  for (int stream = 0; stream < 2; stream++) {
+    Vector *highest = stream ? minus : plus, shift[width], sum[width];
+#pragma GCC unroll 4
+    for (int u = 0; u < width; u++) {
+      shift[u] = set(0) - highest[u] * scale;
+      sum[u] = set(0);
+    }
+    for (int64_t i = stream * s.n; i < (stream + 1) * s.n; i++)
+#pragma GCC unroll 4
+      for (int u = 0; u < width; u++) {
+        float* at = scores + i * block + u * lanes;
+        const Vector e = exp2<E::exp_degree>(fma(load(at), scale, shift[u]));
+        store(at, e);
+        sum[u] = sum[u] + e;
+      }
+#pragma GCC unroll 4
+    for (int u = 0; u < width; u++) highest[u] = sum[u];
+  }
+#pragma GCC unroll 4
+  for (int u = 0; u < width; u++) {
+    const Vector both = plus[u] + minus[u];
+    plus[u] = reciprocal(p.joint ? both : plus[u]);
+    minus[u] = p.joint ? plus[u] : reciprocal(minus[u]);
+  }
+}
+
+// A = softmax(S+) - l2 softmax(S-), (n, block), as pairs in `weights`.
+template <class E>
+void signed_attention(const Problem& p, int64_t padded, const Scratch<E>& t) {
+  const Sizes s(p);
+  for_vectors(padded / lanes, [&](int64_t j, auto width) {
+    float* scores = t.scores + j * lanes;
+    Vector plus[width], minus[width];
+    softmax_columns<E, width>(p, scores, plus, minus);
+    for (int u = 0; u < width; u++) minus[u] = minus[u] * set(-p.lambda2);
+    for (int64_t i = 0; i < s.n; i += 2)
+      for (int u = 0; u < width; u++) {
+        const float *e = scores + i * block + u * lanes, *f = e + s.n * block;
+        const Vector a0 = fma(load(f), minus[u], load(e) * plus[u]);
+        if constexpr (E::pack == 1) {
+          store((float*)e, a0);
+          if (i + 1 < s.n) store((float*)e + block, fma(load(f + block), minus[u], load(e + block) * plus[u]));
+        } else {
+          const Vector a1 = i + 1 < s.n ? fma(load(f + block), minus[u], load(e + block) * plus[u]) : set(0);
+          E::store_pair(t.weights + i / 2 * block, block, (j + u) * lanes, a0, a1);
+        }
+      }
+  });
+}
+
+template <class E, class T>
+void stage2(const Problem& p, Kernel::Rows queries, void* head_memory, void* scratch) {
+  const Sizes s(p);
+  const Head<E> head(p, Arena(head_memory));
+  const Scratch<E> t(p, Arena(scratch));
+  for_blocks(queries.begin, queries.end, [&](int64_t row, int64_t m, int64_t padded) {
+    T* out = row_of<T>(p, p.out, queries.head_index, row);
+    score<E, T>(p, p.q, queries.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
+    fetch(row_of<T>(p, p.q, queries.head_index, row + m), p.q.row, smaller(m, queries.end - row - m), s.d);
+    fetch(out, p.out.row, m, s.d);
+    signed_attention(p, padded, t);
+    multiply<E, true>(m, s.D / lanes, s.words<E>(s.n), t.weights, block, head.contrast.pairs, s.D, t.values, s.D);
+    for (int64_t i = 0; i < m; i++) {  // RMSNorm2
+      const float* o = t.values + i * s.D;
+      Vector squares = set(0);
+      for (int64_t c = 0; c < s.D; c += lanes) squares = fma(load(o + c), load(o + c), squares);
+      const float inverse = 1 / __builtin_sqrtf(sum_of_lanes(squares) / float(s.d) + p.eps);
+      for (int64_t c = 0; c < s.d; c += lanes)
+        store_first(out + i * p.out.row + c, s.d - c, load(o + c) * set(inverse) * load_first(p.gain2 + c, s.d - c));
+    }
+  });
+}
+
+template <class E>
+Kernel::Bytes forward_bytes(const Problem& p) {
+  return {Head<E>(p, Arena(nullptr)).bytes, Part(p, Arena(nullptr)).bytes, Scratch<E>(p, Arena(nullptr)).bytes};
+}
+
+template <class E, class T>
+void tokens(const Problem& p, int64_t head_index, void* head) {
+  gather_tokens<E, T>(p, head_index, Head<E>(p, Arena(head)).tokens);
+}
+
+}  // namespace
+}  // namespace lineardiff::LINEARDIFF_ISA

@@ -1,0 +1,222 @@
+// Small matrix products, and the forms that their operands take. C (M x columns) = A (M x K) B (K x columns):
+// A is read word by word and broadcast, B and C are read in vectors. A word is the step along K of one instruction: a
+// float, or two consecutive bfloat16 that vdpbf16ps multiplies and adds. So a matrix of r x c numbers has two forms:
+//   rows   (r, c / pack) words: consecutive numbers of a row share a word; the A of a product over c
+//   pairs  (r / pack, c) words: a word holds the numbers of `pack` consecutive rows; the B of a product over r, and
+//          its A too when read transposed
+// which for float32 are one and the same.
+#pragma once
+#include "simd.h"
+
+namespace lineardiff::LINEARDIFF_ISA {
+namespace {
+
+struct Float32 {
+  using Word = float;
+  static constexpr int pack = 1, exp_degree = 6;
+  INLINE Vector multiply_add(Vector sum, const float* a, Vector b) { return fma(set(*a), b, sum); }
+  INLINE void store_row(float* row, int64_t lane, Vector x) { store(row + lane, x); }
+  INLINE void store_pair(float* pair, int64_t ld, int64_t lane, Vector x0, Vector x1) {
+    store(pair + lane, x0);
+    store(pair + ld + lane, x1);
+  }
+};
+
+#if LINEARDIFF_BF16
+struct BFloat16 {
+  using Word = float;  // its 32 bits hold two bfloat16
+  static constexpr int pack = 2, exp_degree = 3;
+  INLINE Vector multiply_add(Vector sum, const float* a, Vector b) {
+    int32_t word;
+    memcpy(&word, a, 4);
+    return _mm512_dpbf16_ps(sum, (__m512bh)_mm512_set1_epi32(word), (__m512bh)_mm512_castps_si512(b));
+  }
+  INLINE void store_row(float* row, int64_t lane, Vector x) {
+    _mm256_storeu_si256((__m256i*)((bfloat16*)row + lane), (__m256i)_mm512_cvtneps_pbh(x));
+  }
+  INLINE void store_pair(float* pair, int64_t ld, int64_t lane, Vector x0, Vector x1) {
+    const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                                           21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+    _mm512_storeu_si512(pair + lane, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(x1, x0)));
+  }
+};
+#endif
+
+// ---- products
+
+template <class E, bool transposed, bool add, int rows, int vectors>
+INLINE void tile(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C, int64_t ldc) {
+  Vector c[rows][vectors];
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++) c[i][j] = add ? load(C + i * ldc + j * lanes) : set(0);
+  for (int64_t k = 0; k < K; k++) {
+    Vector b[vectors];
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++) b[j] = load(B + k * ldb + j * lanes);
+#pragma GCC unroll 16
+    for (int i = 0; i < rows; i++) {
+      const float* a = transposed ? A + k * lda + i : A + i * lda + k;
+#pragma GCC unroll 4
+      for (int j = 0; j < vectors; j++) c[i][j] = E::multiply_add(c[i][j], a, b[j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < rows; i++)
+#pragma GCC unroll 4
+    for (int j = 0; j < vectors; j++) store(C + i * ldc + j * lanes, c[i][j]);
+}
+
+template <class E, bool transposed, bool add, int rows, int vectors>
+INLINE void tile_of(int m, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C, int64_t ldc) {
+  if (m == rows)
+    tile<E, transposed, add, rows, vectors>(K, A, lda, B, ldb, C, ldc);
+  else if constexpr (rows > 1)
+    tile_of<E, transposed, add, rows - 1, vectors>(m, K, A, lda, B, ldb, C, ldc);
+}
+
+// As many rows as keep the sums in registers.
+constexpr int tile_rows(int vectors) {
+  if (registers == 32) return vectors == 4 ? 6 : vectors == 3 ? 8 : vectors == 2 ? 10 : 14;
+  return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
+}
+constexpr int tile_vectors = registers == 32 ? 4 : 3;
+
+template <class E, bool transposed, bool add, int vectors>
+__attribute__((noinline)) void strip(int64_t M, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
+                                     float* C, int64_t ldc) {
+  constexpr int rows = tile_rows(vectors);
+  const int64_t tiles = (M + rows - 1) / rows;
+  for (int64_t t = 0, i = 0; t < tiles; t++) {  // tiles of equal height rather than a thin last one
+    const int m = int(M * (t + 1) / tiles - i);
+    tile_of<E, transposed, add, rows, vectors>(m, K, A + (transposed ? i : i * lda), lda, B, ldb, C + i * ldc, ldc);
+    i += m;
+  }
+}
+
+// K and lda count words, `columns` vectors of lanes. `transposed` reads A as (K, M). `add` adds to C.
+template <class E, bool transposed, bool add = false>
+INLINE void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
+                     float* C, int64_t ldc) {
+  const int64_t strips = (columns + tile_vectors - 1) / tile_vectors;
+  for (int64_t s = 0, j = 0; s < strips; s++) {
+    const int64_t vectors = columns * (s + 1) / strips - j;
+    const float* b = B + j * lanes;
+    float* c = C + j * lanes;
+    if (vectors == 1) strip<E, transposed, add, 1>(M, K, A, lda, b, ldb, c, ldc);
+    if (vectors == 2) strip<E, transposed, add, 2>(M, K, A, lda, b, ldb, c, ldc);
+    if (vectors == 3) strip<E, transposed, add, 3>(M, K, A, lda, b, ldb, c, ldc);
+    if constexpr (tile_vectors == 4)
+      if (vectors == 4) strip<E, transposed, add, 4>(M, K, A, lda, b, ldb, c, ldc);
+    j += vectors;
+  }
+}
+
+// ---- forms
+
+// Rows (m, d) of a tensor, transposed: (ceil(d / pack), ld) words with zeros behind the m-th column, up to `padded`, a
+// multiple of 8.
+template <class E, class T>
+INLINE void transpose(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t ld, int64_t padded) {
+  constexpr int pack = E::pack;
+  constexpr bool same = sizeof(T) * pack == 4;  // a word of the tensor is a word of the form
+  const int64_t words = (d + pack - 1) / pack;
+  const bool aligned = row % pack == 0;
+  for (int64_t i = 0; i < padded; i += 8)
+    for (int64_t c = 0; c < words; c += 8) {
+      const int64_t height = smaller(8, m - i), width = smaller(8, words - c);
+      float* to = out + c * ld + i;
+      alignas(64) float block[64], turned[64];
+      const T* from = x + i * row + c * pack;
+      if (height == 8 && (c + 8) * pack <= d && aligned) {
+        if constexpr (same) {
+          transpose8((const float*)from, row / pack, to, ld);
+          continue;
+        } else
+          for (int r = 0; r < 8; r++) {
+#if LINEARDIFF_AVX512
+            _mm256_store_ps(block + 8 * r, _mm256_castsi256_ps(_mm256_slli_epi32(
+                                               _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + r * row))), 16)));
+#else
+            store(block + 8 * r, load(from + r * row));
+#endif
+          }
+      } else {
+        memset(block, 0, sizeof block);
+        for (int64_t r = 0; r < height; r++) {
+          const int64_t count = smaller(8 * pack, d - c * pack);
+          if constexpr (same)
+            memcpy(block + 8 * r, from + r * row, count * sizeof(T));
+          else
+            for (int64_t j = 0; j < count; j++) block[8 * r + j] = to_float(from[r * row + j]);
+        }
+      }
+      if (width == 8) {
+        transpose8(block, 8, to, ld);
+      } else {
+        transpose8(block, 8, turned, 8);
+        for (int64_t j = 0; j < width; j++) memcpy(to + j * ld, turned + 8 * j, 32);
+      }
+    }
+}
+
+// Rows (m, d) of a tensor in the form of pairs: (ceil(m / pack), D) words, zeros behind d and behind the last row.
+template <class E, class T>
+INLINE void to_pairs(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t D) {
+  for (int64_t i = 0; i < m; i += E::pack)
+    for (int64_t c = 0; c < d; c += lanes) {
+      const Vector x0 = load_first(x + i * row + c, d - c);
+      if constexpr (E::pack == 1)
+        store(out + i * D + c, x0);
+      else
+        E::store_pair(out + i / 2 * D, D, c, x0, i + 1 < m ? load_first(x + (i + 1) * row + c, d - c) : set(0));
+    }
+}
+
+// Rows (m, d) of a tensor in the form of rows: (m, D / pack) words, zeros behind d.
+template <class E, class T>
+INLINE void to_rows(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t D) {
+  for (int64_t i = 0; i < m; i++)
+    for (int64_t c = 0; c < d; c += lanes) E::store_row(out + i * D / E::pack, c, load_first(x + i * row + c, d - c));
+}
+
+// A matrix (r, c) of intermediate numbers, c a multiple of the lanes, and its two forms.
+template <class E>
+struct Operand {
+  float *values, *rows, *pairs;
+};
+
+template <class E>
+INLINE void fill_rows(const Operand<E>& x, int64_t r, int64_t c) {
+  if constexpr (E::pack == 2) to_rows<E>(x.values, c, r, c, x.rows, c);
+}
+template <class E>
+INLINE void fill_pairs(const Operand<E>& x, int64_t r, int64_t c) {
+  if constexpr (E::pack == 2) to_pairs<E>(x.values, c, r, c, x.pairs, c);
+}
+
+// Memory is handed out in order; with a null base it is only counted.
+class Arena {
+ public:
+  explicit Arena(void* base) : base_((char*)base) {}
+  float* take(int64_t count) {
+    float* at = base_ ? (float*)(base_ + used_) : nullptr;
+    used_ += size_t(round_up(4 * count, 64));
+    return at;
+  }
+  template <class E>
+  Operand<E> operand(int64_t r, int64_t c) {
+    float* values = take(round_up(r, 2) * c);
+    if constexpr (E::pack == 1) return {values, values, values};
+    return {values, take(round_up(r, 2) * c / 2), take(round_up(r, 2) / 2 * c)};
+  }
+  size_t used() const { return used_; }
+
+ private:
+  char* base_;
+  size_t used_ = 0;
+};
+
+}  // namespace
+}  // namespace lineardiff::LINEARDIFF_ISA
