@@ -5,17 +5,13 @@ square, backward, AdamW), interleaved round by round in one process, medians wit
 table.
 """
 
-import argparse
-import csv
-import os
-import platform
-import statistics
 import sys
-import time
 from collections.abc import Callable
 
 import torch
 
+from benchmarks.common import argument_parser, print_machine, save
+from lineardiff.evaluate import interleaved
 from lineardiff.models import create_generator
 
 COLUMNS = (
@@ -55,35 +51,17 @@ def steps(
     return {"sampling": sampling, "training": training}
 
 
-def interleaved(functions: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Milliseconds of each call; the order turns round in every other round."""
-    times: dict[str, list[float]] = {name: [] for name in functions}
-    for function in functions.values():
-        function()
-    for turn in range(rounds):
-        for name in list(functions)[:: 1 if turn % 2 == 0 else -1]:
-            start = time.perf_counter()
-            functions[name]()
-            times[name].append(1000 * (time.perf_counter() - start))
-    return times
-
-
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argument_parser(__doc__)
     parser.add_argument("models", nargs="+")
     parser.add_argument("--latents", type=int, nargs="+", default=[32, 64, 128])
     parser.add_argument("--batch-size", type=int, default=1)
     parser.add_argument("--dtype", choices=("float32", "bfloat16"), default="float32")
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--csv", help="also write the rows to this file")
     arguments = parser.parse_args()
     torch.set_num_threads(arguments.threads)
     dtype = getattr(torch, arguments.dtype)
-    print(
-        f"torch {torch.__version__}, {arguments.threads} threads of {os.cpu_count()} {platform.machine()} cores, "
-        f"{torch.backends.cpu.get_cpu_capability()}"
-    )
+    print_machine()
     form = "{:>9} " * 6 + "{:<14} " + "{:>9} " * 4
     print(form.format(*COLUMNS))
     rows = []
@@ -93,11 +71,10 @@ def main() -> None:
         tokens = (latent // next(iter(models.values())).config.patch_size) ** 2
         all_steps = {n: steps(m, latent, arguments.batch_size, dtype) for n, m in models.items()}
         for step in ("sampling", "training"):
-            times = interleaved({name: s[step] for name, s in all_steps.items()}, arguments.rounds)
-            first = statistics.median(times[arguments.models[0]])
-            for name, measured in times.items():
-                low, middle, high = statistics.quantiles(measured, n=4, method="inclusive")
-                numbers = (f"{x:.1f}" for x in (middle, low, high))
+            timings = interleaved({name: s[step] for name, s in all_steps.items()}, rounds=arguments.rounds)
+            first = timings[arguments.models[0]].median
+            for name, timing in timings.items():
+                numbers = (f"{1000 * x:.1f}" for x in (timing.median, timing.low, timing.high))
                 row = (
                     step,
                     latent,
@@ -108,11 +85,9 @@ def main() -> None:
                     name,
                     *numbers,
                 )
-                rows.append((*row, f"{first / middle:.2f}"))
+                rows.append((*row, f"{first / timing.median:.2f}"))
                 print(form.format(*map(str, rows[-1])), flush=True)
-    if arguments.csv:
-        with open(arguments.csv, "w", newline="") as file:
-            csv.writer(file).writerows([COLUMNS, *rows])
+    save(arguments.csv, COLUMNS, rows)
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ COMMANDS = {
     "latents": "encode images once, to train generators on their latents",
     "models": "the models of lineardiff, with their size and cost",
     "info": "versions, devices, and which attention backends can run here",
+    "bench": "how fast attention is on this machine: VCA's backends, self-attention, linear peers",
     "demo": "train a small ViT with MHSA and with VCA on embedded images, and compare them",
 }
 

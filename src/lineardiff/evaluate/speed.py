@@ -1,15 +1,15 @@
 """Images per second of several models, measured side by side."""
 
 import copy
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from statistics import median, quantiles
 from typing import Literal
 
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from lineardiff.evaluate.timing import Timing, interleaved
 
 Mode = Literal["inference", "training"]
 
@@ -61,32 +61,19 @@ def images_per_second(
     """
     if not models:
         raise ValueError("images_per_second needs at least one model, got an empty mapping")
-    if rounds < 2:
-        raise ValueError(f"rounds is {rounds}; a spread needs at least 2")
     size = (image_size, image_size) if isinstance(image_size, int) else tuple(image_size)
-    rates: dict[str, list[float]] = {name: [] for name in models}
     devices = {name: next(model.parameters()).device for name, model in models.items()}
     steps = {name: _step(model, mode, (batch_size, in_chans, *size)) for name, model in models.items()}
-    # One step warms up, a second one tells how many fit in the time wanted.
-    for name, step in steps.items():
-        _seconds(step, 1, devices[name])
-    repeats = {
-        name: max(1, round(seconds / _seconds(step, 1, devices[name]))) for name, step in steps.items()
-    }
-    for turn in range(rounds):
-        for name in list(steps)[:: 1 if turn % 2 == 0 else -1]:
-            took = _seconds(steps[name], repeats[name], devices[name])
-            rates[name].append(repeats[name] * batch_size / took)
-    return {name: _summary(rates[name], mode, batch_size, devices[name]) for name in models}
+    timings = interleaved(steps, rounds=rounds, seconds=seconds, devices=devices.values())
+    return {name: _speed(timing, mode, batch_size, devices[name]) for name, timing in timings.items()}
 
 
-def _summary(rates: list[float], mode: Mode, batch_size: int, device: torch.device) -> Speed:
-    low, _, high = quantiles(rates, n=4, method="inclusive")
+def _speed(timing: Timing, mode: Mode, batch_size: int, device: torch.device) -> Speed:
     return Speed(
-        median=median(rates),
-        low=low,
-        high=high,
-        rounds=len(rates),
+        median=batch_size / timing.median,
+        low=batch_size / timing.high,
+        high=batch_size / timing.low,
+        rounds=timing.rounds,
         mode=mode,
         batch_size=batch_size,
         threads=torch.get_num_threads(),
@@ -109,17 +96,3 @@ def _step(model: nn.Module, mode: Mode, shape: tuple[int, ...]) -> Callable[[], 
         optimizer.step()
 
     return train_step
-
-
-def _seconds(step: Callable[[], object], repeats: int, device: torch.device) -> float:
-    _synchronize(device)
-    start = time.perf_counter()
-    for _ in range(repeats):
-        step()
-    _synchronize(device)
-    return time.perf_counter() - start
-
-
-def _synchronize(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)

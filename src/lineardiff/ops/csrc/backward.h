@@ -177,8 +177,12 @@ void stage2_backward(const Problem& p, Kernel::Rows queries, void* head_memory, 
     multiply<E, true>(m, columns, s.words<E>(s.n), t.attention.pairs, block, head.contrast.pairs, s.D, t.read.values, s.D);
     norm_backward<E, T>(p, queries, row, m, t.read, part.gain2);
 
-    transpose<E>(t.read.values, s.D, m, s.d, t.turned, block, padded);
-    if constexpr (E::pack == 2) to_pairs<E>(t.read.values, s.D, m, s.D, t.read.pairs, s.D);
+    fill_rows(t.read, m, s.D);
+    fill_pairs(t.read, m, s.D);
+    if constexpr (E::pack == 1)
+      transpose<E>(t.read.rows, s.D, m, s.d, t.turned, block, padded);
+    else
+      transpose<E>((const bfloat16*)t.read.rows, s.D, m, s.d, t.turned, block, padded);
     multiply<E, false>(s.n, padded / lanes, s.words<E>(s.d), head.contrast.rows, s.D / E::pack, t.turned, block,
                        t.product, block);
     attention_backward(p, padded, t, part.lambda2);

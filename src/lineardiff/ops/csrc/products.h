@@ -121,6 +121,7 @@ template <class E, class T>
 INLINE void transpose(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t ld, int64_t padded) {
   constexpr int pack = E::pack;
   constexpr bool same = sizeof(T) * pack == 4;  // a word of the tensor is a word of the form
+  static_assert(same || pack == 1, "numbers are widened here, not narrowed");
   const int64_t words = (d + pack - 1) / pack;
   const bool aligned = row % pack == 0;
   for (int64_t i = 0; i < padded; i += 8)
