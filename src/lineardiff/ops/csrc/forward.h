@@ -108,11 +108,6 @@ struct Scratch {
 
 // ---- tokens
 
-INLINE float token_number(const Problem& p, const View& view, int64_t head_index, int64_t i, int64_t c) {
-  return p.tokens_bfloat16 ? to_float(row_of<bfloat16>(p, view, head_index, i)[c])
-                           : row_of<float>(p, view, head_index, i)[c];
-}
-
 struct Cell {  // rows and columns of the grid that one contrast token averages, as in adaptive average pooling
   Cell(const Problem& p, int64_t i)
       : top(i / p.w * p.H / p.h), bottom(((i / p.w + 1) * p.H + p.h - 1) / p.h),
@@ -124,30 +119,24 @@ struct Cell {  // rows and columns of the grid that one contrast token averages,
 template <class E, class T>
 void gather_tokens(const Problem& p, int64_t head_index, const Operand<E>& tokens) {
   const Sizes s(p);
-  for (int64_t i = 0; i < s.n; i++) {
-    float *plus = tokens.values + i * s.D, *minus = tokens.values + (s.n + i) * s.D;
-    memset(plus, 0, 4 * s.D);
-    if (p.h) {
-      const Cell cell(p, i);
-      const Vector share = set(cell.share());
-      for (int64_t y = cell.top; y < cell.bottom; y++)
-        for (int64_t x = cell.left; x < cell.right; x++) {
-          const T* q = row_of<T>(p, p.q, head_index, p.prefix() + y * p.W + x);
-          for (int64_t c = 0; c < s.d; c += lanes) store(plus + c, load(plus + c) + load_first(q + c, s.d - c));
-        }
-      for (int64_t c = 0; c < s.D; c += lanes) store(plus + c, load(plus + c) * share);
-    }
-    memcpy(minus, plus, 4 * s.D);
-    for (int64_t c = 0; c < s.d; c += lanes)
-      for (int sign = 0; sign < 2; sign++) {
-        float* t = (sign ? minus : plus) + c;
-        const View& view = sign ? p.neg : p.pos;
-        const Vector added = p.tokens_bfloat16
-                                 ? load_first(row_of<bfloat16>(p, view, head_index, i) + c, s.d - c)
-                                 : load_first(row_of<float>(p, view, head_index, i) + c, s.d - c);
-        store(t, load(t) + added);
+  const T* grid = row_of<T>(p, p.q, head_index, p.prefix());
+  auto embedding = [&](const View& view, int64_t i, int64_t c) {
+    return p.tokens_bfloat16 ? load_first(row_of<bfloat16>(p, view, head_index, i) + c, s.d - c)
+                             : load_first(row_of<float>(p, view, head_index, i) + c, s.d - c);
+  };
+  for (int64_t i = 0; i < s.n; i++)
+    for (int64_t c = 0; c < s.D; c += lanes) {
+      Vector average = set(0);
+      if (p.h) {
+        const Cell cell(p, i);
+        for (int64_t y = cell.top; y < cell.bottom; y++)
+          for (int64_t x = cell.left; x < cell.right; x++)
+            average = average + load_first(grid + (y * p.W + x) * p.q.row + c, s.d - c);
+        average = average * set(cell.share());
       }
-  }
+      store(tokens.values + i * s.D + c, average + embedding(p.pos, i, c));
+      store(tokens.values + (s.n + i) * s.D + c, average + embedding(p.neg, i, c));
+    }
   fill_rows(tokens, s.n2, s.D);
 }
 
@@ -164,21 +153,18 @@ INLINE float score_scale(const Problem& p) { return log2_e / __builtin_sqrtf(flo
 
 // ---- stage I
 
-// Scores become exp2(scaled score - maximum) in `weights`, as rows; sums are kept lane by lane. A maximum is a
-// reference, and need not be the true one: it is raised, and what was summed so far scaled down, only when a score
-// exceeds it by more than 2^8, which is rare after the first block.
+// The reference that is subtracted from the scores of each token. It need not be their maximum: it is raised, and what
+// was summed so far scaled down, only when a score exceeds it by more than 2^8, which is rare after the first block.
 template <class E>
-void exponentiate(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t, const Part& part) {
+void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t, const Part& part) {
   const Sizes s(p);
   const Vector scale = set(score_scale(p));
-  const int64_t vectors = padded / lanes;
   for (int64_t i = 0; i < s.n2; i++) {
-    float* row = t.scores + i * block;
-    if (m < padded) store(row + padded - lanes, first(m - padded + lanes, load(row + padded - lanes), set(-__builtin_inff())));
+    float *row = t.scores + i * block, *last = row + padded - lanes, *sum = t.sums + i * lanes;
+    if (m < padded) store(last, first(m - padded + lanes, load(last), set(-__builtin_inff())));
     Vector highest = load(row);
-    for (int64_t j = 1; j < vectors; j++) highest = max(highest, load(row + j * lanes));
+    for (int64_t j = lanes; j < padded; j += lanes) highest = max(highest, load(row + j));
     highest = highest * scale;
-    float* sum = t.sums + i * lanes;
     if (first_block) {
       part.maximum[i] = max_of_lanes(highest);
       store(sum, set(0));
@@ -189,17 +175,27 @@ void exponentiate(const Problem& p, int64_t m, int64_t padded, bool first_block,
       store(sum, load(sum) * shrink);
       for (int64_t c = 0; c < s.D; c += lanes) store(part.read + i * s.D + c, load(part.read + i * s.D + c) * shrink);
     }
+  }
+}
+
+// Scores become exp2(scaled score - maximum) in `weights`, as rows; sums are kept lane by lane.
+template <class E>
+void exponentiate(const Problem& p, int64_t padded, const Scratch<E>& t, const Part& part) {
+  const Sizes s(p);
+  const Vector scale = set(score_scale(p));
+  for (int64_t i = 0; i < s.n2; i++) {
     const Vector shift = set(-part.maximum[i]);
-    Vector total = load(sum);
-    for_vectors(vectors, [&](int64_t j, auto width) {
+    Vector total = load(t.sums + i * lanes);
+    for_vectors(padded / lanes, [&](int64_t j, auto width) {
       Vector e[width];
-      for (int u = 0; u < width; u++) e[u] = exp2<E::exp_degree>(fma(load(row + (j + u) * lanes), scale, shift));
+      for (int u = 0; u < width; u++)
+        e[u] = exp2<E::exp_degree>(fma(load(t.scores + i * block + (j + u) * lanes), scale, shift));
       for (int u = 0; u < width; u++) {
         E::store_row(t.weights + i * block / E::pack, (j + u) * lanes, e[u]);
         total = total + e[u];
       }
     });
-    store(sum, total);
+    store(t.sums + i * lanes, total);
   }
 }
 
@@ -215,7 +211,8 @@ void stage1(const Problem& p, Kernel::Rows keys, void* head_memory, void* part_m
     fetch(v, p.v.row, m, s.d);
     score<E, T>(p, p.k, keys.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
     fetch(row_of<T>(p, p.k, keys.head_index, row + m), p.k.row, smaller(m, keys.end - row - m), s.d);
-    exponentiate(p, m, padded, first_block, t, part);
+    raise_maximum(p, m, padded, first_block, t, part);
+    exponentiate(p, padded, t, part);
     to_pairs<E>(v, p.v.row, m, s.d, t.values, s.D);
     const int64_t K = s.words<E>(m);
     if (first_block)
@@ -354,13 +351,21 @@ void stage2(const Problem& p, Kernel::Rows queries, void* head_memory, void* scr
     fetch(out, p.out.row, m, s.d);
     signed_attention(p, padded, t);
     multiply<E, true>(m, s.D / lanes, s.words<E>(s.n), t.weights, block, head.contrast.pairs, s.D, t.values, s.D);
-    for (int64_t i = 0; i < m; i++) {  // RMSNorm2
-      const float* o = t.values + i * s.D;
-      Vector squares = set(0);
-      for (int64_t c = 0; c < s.D; c += lanes) squares = fma(load(o + c), load(o + c), squares);
-      const float inverse = 1 / __builtin_sqrtf(sum_of_lanes(squares) / float(s.d) + p.eps);
-      for (int64_t c = 0; c < s.d; c += lanes)
-        store_first(out + i * p.out.row + c, s.d - c, load(o + c) * set(inverse) * load_first(p.gain2 + c, s.d - c));
+    for (int64_t i = 0; i < m; i += 2) {  // RMSNorm2, two rows at a time
+      const float *o0 = t.values + i * s.D, *o1 = o0 + (i + 1 < m ? s.D : 0);
+      Vector squares0 = set(0), squares1 = set(0);
+      for (int64_t c = 0; c < s.D; c += lanes) {
+        squares0 = fma(load(o0 + c), load(o0 + c), squares0);
+        squares1 = fma(load(o1 + c), load(o1 + c), squares1);
+      }
+      const Vector inverse0 = set(1 / __builtin_sqrtf(sum_of_lanes(squares0) / float(s.d) + p.eps));
+      const Vector inverse1 = set(1 / __builtin_sqrtf(sum_of_lanes(squares1) / float(s.d) + p.eps));
+      T *out0 = out + i * p.out.row, *out1 = out0 + (i + 1 < m ? p.out.row : 0);
+      for (int64_t c = 0; c < s.d; c += lanes) {
+        const Vector gain = load_first(p.gain2 + c, s.d - c);
+        store_first(out0 + c, s.d - c, load(o0 + c) * inverse0 * gain);
+        store_first(out1 + c, s.d - c, load(o1 + c) * inverse1 * gain);
+      }
     }
   });
 }

@@ -83,33 +83,28 @@ constexpr int tile_rows(int vectors) {
 }
 constexpr int tile_vectors = registers == 32 ? 4 : 3;
 
-template <class E, bool transposed, bool add, int vectors>
-__attribute__((noinline)) void strip(int64_t M, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
-                                     float* C, int64_t ldc) {
-  constexpr int rows = tile_rows(vectors);
-  const int64_t tiles = (M + rows - 1) / rows;
+// K and lda count words, `columns` vectors of lanes. `transposed` reads A as (K, M). `add` adds to C. B is small enough
+// to stay in the nearest cache, and A and C are gone through once.
+template <class E, bool transposed, bool add = false>
+__attribute__((noinline)) void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B,
+                                        int64_t ldb, float* C, int64_t ldc) {
+  const int64_t strips = (columns + tile_vectors - 1) / tile_vectors, widest = (columns + strips - 1) / strips;
+  const int64_t height = tile_rows(int(widest)), tiles = (M + height - 1) / height;
   for (int64_t t = 0, i = 0; t < tiles; t++) {  // tiles of equal height rather than a thin last one
     const int m = int(M * (t + 1) / tiles - i);
-    tile_of<E, transposed, add, rows, vectors>(m, K, A + (transposed ? i : i * lda), lda, B, ldb, C + i * ldc, ldc);
+    const float* a = A + (transposed ? i : i * lda);
+    for (int64_t s = 0, j = 0; s < strips; s++) {
+      const int64_t vectors = columns * (s + 1) / strips - j;
+      const float* b = B + j * lanes;
+      float* c = C + i * ldc + j * lanes;
+      if (vectors == 1) tile_of<E, transposed, add, tile_rows(1), 1>(m, K, a, lda, b, ldb, c, ldc);
+      if (vectors == 2) tile_of<E, transposed, add, tile_rows(2), 2>(m, K, a, lda, b, ldb, c, ldc);
+      if (vectors == 3) tile_of<E, transposed, add, tile_rows(3), 3>(m, K, a, lda, b, ldb, c, ldc);
+      if constexpr (tile_vectors == 4)
+        if (vectors == 4) tile_of<E, transposed, add, tile_rows(4), 4>(m, K, a, lda, b, ldb, c, ldc);
+      j += vectors;
+    }
     i += m;
-  }
-}
-
-// K and lda count words, `columns` vectors of lanes. `transposed` reads A as (K, M). `add` adds to C.
-template <class E, bool transposed, bool add = false>
-INLINE void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
-                     float* C, int64_t ldc) {
-  const int64_t strips = (columns + tile_vectors - 1) / tile_vectors;
-  for (int64_t s = 0, j = 0; s < strips; s++) {
-    const int64_t vectors = columns * (s + 1) / strips - j;
-    const float* b = B + j * lanes;
-    float* c = C + j * lanes;
-    if (vectors == 1) strip<E, transposed, add, 1>(M, K, A, lda, b, ldb, c, ldc);
-    if (vectors == 2) strip<E, transposed, add, 2>(M, K, A, lda, b, ldb, c, ldc);
-    if (vectors == 3) strip<E, transposed, add, 3>(M, K, A, lda, b, ldb, c, ldc);
-    if constexpr (tile_vectors == 4)
-      if (vectors == 4) strip<E, transposed, add, 4>(M, K, A, lda, b, ldb, c, ldc);
-    j += vectors;
   }
 }
 

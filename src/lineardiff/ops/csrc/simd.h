@@ -120,33 +120,33 @@ INLINE void store_first(T* p, int64_t count, Vector x) {
   for (int64_t i = 0; i < count; i++) assign(p[i], values[i]);
 }
 
-// 2^x to 6e-8 (degree 6) or 1e-4 (degree 3, enough for bfloat16). x <= 127; far below zero it is 0 or nearly 0.
+// 2^x to 8e-8 (degree 6) or 1e-4 (degree 3, enough for bfloat16). x <= 127; far below zero it is 0 or nearly 0.
 template <int degree>
 INLINE Vector exp2(Vector x) {
 #if LINEARDIFF_AVX512
-  const Vector r = _mm512_reduce_ps(x, 1);  // x - floor(x)
+  const Vector r = _mm512_reduce_ps(x, 0);  // x - the nearest whole number
 #else
-  x = max(set(-126), x);  // in this order NaN stays NaN
-  const Vector whole = _mm256_floor_ps(x), r = x - whole;
+  x = max(set(-125), x);  // in this order NaN stays NaN
+  const Vector shifted = x + set(0x1.8p23f), r = x - (shifted - set(0x1.8p23f));
 #endif
   Vector p;
   if constexpr (degree == 6) {
-    p = fma(set(2.1702252e-4f), r, set(1.2439688e-3f));
-    p = fma(p, r, set(9.6788406e-3f));
-    p = fma(p, r, set(5.5483341e-2f));
-    p = fma(p, r, set(2.4022983e-1f));
-    p = fma(p, r, set(6.9314700e-1f));
+    p = fma(set(1.5345810e-4f), r, set(1.3399931e-3f));
+    p = fma(p, r, set(9.6184891e-3f));
+    p = fma(p, r, set(5.5503286e-2f));
+    p = fma(p, r, set(2.4022646e-1f));
+    p = fma(p, r, set(6.9314718e-1f));
     p = fma(p, r, set(1));
   } else {
-    p = fma(set(7.8024521e-2f), r, set(2.2606716e-1f));
-    p = fma(p, r, set(6.9583356e-1f));
-    p = fma(p, r, set(9.9992520e-1f));
+    p = fma(set(5.5171667e-2f), r, set(2.4261112e-1f));
+    p = fma(p, r, set(6.9326099e-1f));
+    p = fma(p, r, set(9.9992807e-1f));
   }
 #if LINEARDIFF_AVX512
-  return _mm512_scalef_ps(p, x);  // p 2^floor(x)
+  return _mm512_scalef_ps(p, x - r);
 #else
-  const __m256i exponent = _mm256_add_epi32(_mm256_cvtps_epi32(whole), _mm256_set1_epi32(127));
-  return p * _mm256_castsi256_ps(_mm256_slli_epi32(exponent, 23));
+  const __m256i exponent = _mm256_slli_epi32(_mm256_castps_si256(shifted), 23);  // the low bits are the whole number
+  return p * _mm256_castsi256_ps(_mm256_add_epi32(exponent, _mm256_set1_epi32(127 << 23)));
 #endif
 }
 
