@@ -99,9 +99,8 @@ def test_agent_attention_attends_through_pooled_queries() -> None:
     (x,) = tensors("layer", SHAPE, F64, CPU)
     q, k, v = (split(y) for y in layer.qkv(x).chunk(3, -1))
     agents = F.adaptive_avg_pool2d(q.transpose(2, 3).reshape(4, 8, 4, 6), (2, 3)).reshape(2, 2, 8, 6).mT
-    o = attention(q, agents, attention(agents, k, v)).transpose(1, 2).flatten(2)
-    o = o + layer.conv(v, (4, 6))
-    torch.testing.assert_close(layer(x), layer.proj(o))
+    o = layer.conv(attention(q, agents, attention(agents, k, v)), v, (4, 6))
+    torch.testing.assert_close(layer(x), layer.proj(o.transpose(1, 2).flatten(2)))
 
 
 def test_linformer_attends_to_as_many_projected_keys_as_contrast_tokens() -> None:

@@ -150,10 +150,10 @@ class VisualContrastAttention(nn.Module):
         B, N, C = x.shape
         H, W = self._feat_size(N, feat_size)
         inputs = self._inputs(x, (H, W))
-        o = attend(inputs).transpose(1, 2).reshape(B, N, C)
+        o = attend(inputs)
         if self.conv is not None:
-            o = o + self.conv(inputs.v, (H, W))
-        return self.proj_drop(self.proj(o))
+            o = self.conv(o, inputs.v, (H, W))
+        return self.proj_drop(self.proj(o.transpose(1, 2).reshape(B, N, C)))
 
     @torch.jit.ignore
     @torch.no_grad()

@@ -57,12 +57,11 @@ class SelfAttention(nn.Module):
         B, N, C = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         o = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
-        o = o.transpose(1, 2).reshape(B, N, C)
         if self.conv is not None:
             if feat_size is None:
                 raise ValueError("the convolution of V needs the grid; call with feat_size=(H, W).")
-            o = o + self.conv(v, feat_size)
-        return self.proj_drop(self.proj(o))
+            o = self.conv(o, v, feat_size)
+        return self.proj_drop(self.proj(o.transpose(1, 2).reshape(B, N, C)))
 
 
 @register_notrace_module

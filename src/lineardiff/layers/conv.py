@@ -1,12 +1,13 @@
 """The depth-wise convolution of V that the paper adds to the attention's output."""
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+
+from lineardiff.ops import add_value_conv
 
 
 class ValueConv(nn.Conv2d):
-    """Depth-wise 3x3 convolution, with bias, of the values on their grid.
+    """Depth-wise 3x3 convolution, with bias, of the values on their grid, added to the attention's output.
 
     Args:
         dim: channels C.
@@ -17,18 +18,17 @@ class ValueConv(nn.Conv2d):
     ) -> None:
         super().__init__(dim, dim, 3, padding=1, groups=dim, device=device, dtype=dtype)
 
-    def forward(self, v: Tensor, feat_size: tuple[int, int]) -> Tensor:  # type: ignore[override]
-        """Convolve.
+    def forward(self, o: Tensor, v: Tensor, feat_size: tuple[int, int]) -> Tensor:  # type: ignore[override]
+        """Add the convolution.
 
         Args:
-            v: values (B, heads, P + H*W, head_dim): prefix tokens, then the grid row by row.
+            o: what the attention gives (B, heads, P + H*W, head_dim).
+            v: values, shape of o: prefix tokens, then the grid row by row.
             feat_size: (H, W).
 
         Returns:
-            (B, P + H*W, C); zero at the prefix tokens, which have no place on the grid.
+            (B, heads, P + H*W, head_dim); o itself at the prefix tokens, which have no place on the grid.
         """
-        H, W = feat_size
-        prefix = v.shape[2] - H * W
-        grid = v.transpose(1, 2).flatten(2)[:, prefix:].transpose(1, 2).unflatten(2, (H, W))
-        local = self._conv_forward(grid, self.weight, self.bias)
-        return F.pad(local.flatten(2).transpose(1, 2), (0, 0, prefix, 0))
+        bias = self.bias
+        assert bias is not None
+        return add_value_conv(o, v, self.weight, bias, feat_size=feat_size)

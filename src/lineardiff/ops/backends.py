@@ -87,6 +87,11 @@ def select(name: str, inputs: Inputs) -> Backend:
     return found
 
 
+def may_choose(name: str) -> bool:
+    """Whether parts beside the attention may run on that backend too: it is chosen, or free to be."""
+    return _chosen == name or (_chosen == "auto" and not torch.compiler.is_exporting())
+
+
 def _first_that_can_run(inputs: Inputs) -> Backend:
     """A backend for this kind of device that is passed over is said once in the log."""
     device = inputs.q.device.type

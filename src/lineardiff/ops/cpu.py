@@ -77,7 +77,7 @@ def _fake_forward(
 ) -> tuple[Tensor, Tensor]:
     B, heads, _, d = q.shape
     width = d + 2 if rest[-1] else 0
-    return _joined_heads(q), q.new_empty(B, heads, 2 * pos.shape[2], width, dtype=torch.float32)
+    return joined_heads(q), q.new_empty(B, heads, 2 * pos.shape[2], width, dtype=torch.float32)
 
 
 def _fake_backward(
@@ -85,10 +85,11 @@ def _fake_backward(
 ) -> Any:
     sums = q.new_empty(2 * q.shape[3] + 2, dtype=torch.float32)
     tokens = (pos.new_empty(pos.shape) for _ in range(2))
-    return *(_joined_heads(q) for _ in range(3)), *tokens, sums
+    return *(joined_heads(q) for _ in range(3)), *tokens, sums
 
 
-def _joined_heads(like: Tensor) -> Tensor:
+def joined_heads(like: Tensor) -> Tensor:
+    """Empty, in the layout of a projection, so that joining the heads again copies nothing."""
     B, heads, N, d = like.shape
     return like.new_empty(B, N, heads, d).transpose(1, 2)
 
@@ -110,10 +111,10 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ..
     return dq, dk, dv, dpos, dneg, dl1.reshape(l1.shape), dl2.reshape(l2.shape), gain1, gain2, *(None,) * 4
 
 
-def _no_second_backward(ctx: Any, *grads: Any) -> None:
+def no_second_backward(ctx: Any, *grads: Any) -> None:
     raise RuntimeError(
-        "the backend 'cpu' of Visual-Contrast Attention is differentiable once, and create_graph=True asks for "
-        "gradients of gradients; compute this under `with lineardiff.backend('portable'):`."
+        "the backend 'cpu' of lineardiff is differentiable once, and create_graph=True asks for gradients of "
+        "gradients; compute this under `with lineardiff.backend('portable'):`."
     )
 
 
@@ -126,7 +127,7 @@ if _missing is None:
     torch.library.register_fake("lineardiff::vca_forward", _fake_forward)
     torch.library.register_fake("lineardiff::vca_backward", _fake_backward)
     torch.library.register_autograd("lineardiff::vca_forward", _backward, setup_context=_setup_context)
-    torch.library.register_autograd("lineardiff::vca_backward", _no_second_backward)
+    torch.library.register_autograd("lineardiff::vca_backward", no_second_backward)
 
     @register_flop_formula(torch.ops.lineardiff.vca_forward)
     def _forward_flops(q: Any, k: Any, v: Any, pos: Any, *_: Any, **__: Any) -> int:

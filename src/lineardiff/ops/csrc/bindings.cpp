@@ -159,6 +159,88 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   return {dq, dk, dv, dpos, dneg, total};
 }
 
+// ---- the convolution
+
+struct ConvolutionArguments {
+  Tensor values, added, weight;
+  int64_t H, W;
+
+  Convolution convolution() {
+    check(values.dim() == 4 && added.dim() == 4 && values.scalar_type() == added.scalar_type() &&
+              (is_bfloat16(values) || values.scalar_type() == ScalarType::Float),
+          "values and what they are added to are (B, heads, N, d), float32 or bfloat16");
+    for (int axis = 0; axis < 4; axis++)
+      check(values.size(axis) == added.size(axis), "values and what they are added to have one shape");
+    Convolution c{};
+    c.B = values.size(0), c.heads = values.size(1), c.N = values.size(2), c.d = values.size(3), c.H = H, c.W = W;
+    check(H > 0 && W > 0 && H * W <= c.N, "the grid fits N");
+    check(weight.scalar_type() == ScalarType::Float && weight.is_contiguous() && weight.numel() == 9 * c.heads * c.d,
+          "weight is (C, 1, 3, 3), contiguous float32");
+    values = unit_last_stride(values), added = unit_last_stride(added);
+    c.values = view(values), c.added = view(added);
+    return c;
+  }
+
+  // (9, C) from (C, 1, 3, 3); `turned` by half a turn, as the gradient of the values takes it
+  std::vector<float> by_place(bool turned) const {
+    const float* from = static_cast<const float*>(weight.const_data_ptr());
+    const int64_t C = weight.numel() / 9;
+    std::vector<float> to(9 * C);
+    for (int64_t c = 0; c < C; c++)
+      for (int64_t k = 0; k < 9; k++) to[(turned ? 8 - k : k) * C + c] = from[9 * c + k];
+    return to;
+  }
+};
+
+void convolve(const Kernel& kernel, const Convolution& c) {
+  parallel(c.B * (c.H + 1), [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; task++) {
+      const int64_t image = task / (c.H + 1), y = task % (c.H + 1);
+      if (y < c.H)
+        kernel.convolve_row(c, image, y);
+      else
+        kernel.pass_prefix(c, image);
+    }
+  });
+}
+
+Tensor add_value_conv(Tensor added, Tensor values, Tensor weight, Tensor bias, int64_t H, int64_t W) {
+  ConvolutionArguments a{values, added, weight, H, W};
+  Convolution c = a.convolution();
+  check(bias.scalar_type() == ScalarType::Float && bias.is_contiguous() && bias.numel() == c.heads * c.d,
+        "bias is (C,), contiguous float32");
+  Tensor out = joined_heads(values);
+  const std::vector<float> places = a.by_place(false);
+  c.out = view(out);
+  c.weight = places.data();
+  c.bias = static_cast<const float*>(bias.const_data_ptr());
+  convolve(kernel_for(is_bfloat16(values)), c);
+  return out;
+}
+
+// Gradients of the values, the weight and the bias.
+std::tuple<Tensor, Tensor, Tensor> value_conv_backward(Tensor grad, Tensor values, Tensor weight, int64_t H, int64_t W) {
+  ConvolutionArguments a{values, grad, weight, H, W};
+  Convolution c = a.convolution();
+  const Kernel& kernel = kernel_for(is_bfloat16(values));
+  const int64_t C = c.heads * c.d, vectors = (c.d + kernel.lanes - 1) / kernel.lanes;
+  Tensor dvalues = joined_heads(values), dweight = torch::stable::empty_like(weight), dbias = new_float32(values, {C});
+  std::vector<float> places(9 * C);
+  float* sums = static_cast<float*>(dbias.mutable_data_ptr());
+  parallel(c.heads * vectors, [&](int64_t begin, int64_t end) {
+    for (int64_t task = begin; task < end; task++)
+      kernel.weight_backward(c, task / vectors, task % vectors * kernel.lanes, places.data(), sums);
+  });
+  float* to = static_cast<float*>(dweight.mutable_data_ptr());
+  for (int64_t channel = 0; channel < C; channel++)
+    for (int64_t k = 0; k < 9; k++) to[9 * channel + k] = places[k * C + channel];
+
+  const std::vector<float> turned = a.by_place(true);
+  c.values = c.added, c.added = View{}, c.out = view(dvalues), c.weight = turned.data();
+  convolve(kernel, c);
+  return {dvalues, dweight, dbias};
+}
+
 }  // namespace
 }  // namespace lineardiff
 
@@ -170,10 +252,15 @@ STABLE_TORCH_LIBRARY(lineardiff, m) {
       "vca_backward(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2, "
       "Tensor gain1, Tensor gain2, Tensor saved, float eps, bool joint, SymInt[] pool) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+  m.def("add_value_conv(Tensor added, Tensor values, Tensor weight, Tensor bias, SymInt H, SymInt W) -> Tensor");
+  m.def(
+      "value_conv_backward(Tensor grad, Tensor values, Tensor weight, SymInt H, SymInt W) -> (Tensor, Tensor, Tensor)");
   m.def("vca_isa(int limit) -> int");
 }
 STABLE_TORCH_LIBRARY_IMPL(lineardiff, CPU, m) {
   m.impl("vca_forward", TORCH_BOX(&lineardiff::forward));
   m.impl("vca_backward", TORCH_BOX(&lineardiff::backward));
+  m.impl("add_value_conv", TORCH_BOX(&lineardiff::add_value_conv));
+  m.impl("value_conv_backward", TORCH_BOX(&lineardiff::value_conv_backward));
 }
 STABLE_TORCH_LIBRARY_IMPL(lineardiff, CompositeExplicitAutograd, m) { m.impl("vca_isa", TORCH_BOX(&lineardiff::isa)); }

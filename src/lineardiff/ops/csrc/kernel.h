@@ -34,6 +34,13 @@ struct Problem {
   int64_t prefix() const { return N - H * W; }
 };
 
+// Of conv.h: out = added + depth-wise convolution of the grid that the last H * W values form.
+struct Convolution {
+  int64_t B, heads, N, d, H, W;
+  View values, added, out;
+  const float *weight, *bias;  // (9, heads * d), (heads * d); bias may be null
+};
+
 // One head is worked on in phases; within some, its queries or keys are cut into chunks for several threads.
 struct Kernel {
   struct Bytes {  // of one head, of one chunk of one head, of one thread; the memory is aligned to 64 bytes
@@ -53,6 +60,11 @@ struct Kernel {
     Phase phases[6];
   };
   Pass forward, backward;
+
+  int64_t lanes;  // numbers of a vector
+  void (*convolve_row)(const Convolution&, int64_t image, int64_t y);
+  void (*pass_prefix)(const Convolution&, int64_t image);
+  void (*weight_backward)(const Convolution&, int64_t head, int64_t channel, float* weight, float* bias);
 };
 
 // Null where the object has no kernel for the type.

@@ -1,7 +1,7 @@
 #define LINEARDIFF_ISA avx2
 #define LINEARDIFF_AVX512 0
 #define LINEARDIFF_BF16 0
-#include "backward.h"
+#include "table.h"
 
 namespace lineardiff::avx2 {
 

@@ -1,7 +1,7 @@
 #define LINEARDIFF_ISA avx512bf16
 #define LINEARDIFF_AVX512 1
 #define LINEARDIFF_BF16 1
-#include "backward.h"
+#include "table.h"
 
 namespace lineardiff::avx512bf16 {
 

@@ -34,7 +34,7 @@ struct BFloat16 {
   INLINE void store_row(float* row, int64_t lane, Vector x) {
     _mm256_storeu_si256((__m256i*)((bfloat16*)row + lane), (__m256i)_mm512_cvtneps_pbh(x));
   }
-  INLINE void store_pair(float* pair, int64_t ld, int64_t lane, Vector x0, Vector x1) {
+  INLINE void store_pair(float* pair, int64_t, int64_t lane, Vector x0, Vector x1) {
     const __m512i order = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                                            21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
     _mm512_storeu_si512(pair + lane, _mm512_permutexvar_epi16(order, (__m512i)_mm512_cvtne2ps_pbh(x1, x0)));
