@@ -1,4 +1,4 @@
-"""The depth-wise 3x3 convolution of V that the paper adds to the attention's output: compiled on a CPU, or PyTorch's."""
+"""The depth-wise 3x3 convolution of V that the paper adds to the attention's output: compiled, or PyTorch's."""
 
 from typing import Any
 
