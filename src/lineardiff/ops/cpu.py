@@ -58,12 +58,11 @@ def why_not(inputs: Inputs | None) -> str | None:
 
 def run(inputs: Inputs) -> Tensor:
     """Both stages. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
-    q, k, v, pos, neg = inputs[:5]
-    (l1, l2), (gain1, gain2), (init1, init2) = inputs.lambdas, inputs.gains, inputs.lambda_inits
-    assert neg is not None
-    assert l1 is not None and l2 is not None and gain1 is not None and gain2 is not None
-    gains = gain1.float() * (1 - init1), gain2.float() * (1 - init2)
-    tensors = (q, k, v, pos, neg, l1.float(), l2.float(), *gains)
+    assert inputs.neg is not None
+    lambdas = [x.float() for x in inputs.lambdas if x is not None]
+    pairs = zip(inputs.gains, inputs.lambda_inits, strict=True)
+    gains = [gain.float() * (1 - init) for gain, init in pairs if gain is not None]
+    tensors = [inputs.q, inputs.k, inputs.v, inputs.pos, inputs.neg, *lambdas, *gains]
     save = torch.is_grad_enabled() and any(x.requires_grad for x in tensors)
     joint = inputs.softmax == "joint"
     options = (inputs.eps, joint, list(inputs.pool or ()), save)
