@@ -10,6 +10,8 @@ import timm
 import torch
 from torch.export import Dim
 
+import lineardiff  # registers the models  # noqa: F401
+
 SIZES = ((2, 3, 64, 80), (3, 3, 48, 112), (1, 3, 96, 96))
 
 

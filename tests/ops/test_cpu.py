@@ -293,6 +293,60 @@ def test_flops_are_counted():
     assert counter.get_total_flops() == 2 * (7 + 17) * (2 * 3) * 4 * 20 * 16
 
 
+def test_scores_beyond_the_precision_of_float32_stay_finite(isa, threads):
+    """Of scores of 1e10 the rounding errors alone are in the thousands."""
+    tensors, scalars, weight = random_case((1, 1, 500, 64, 4), torch.float32)
+    tensors = [1e5 * x if i != 2 else x for i, x in enumerate(tensors)]
+    out, grads = truth.gradients(vca, tensors, scalars, weight, backend="cpu")
+    assert all(x.isfinite().all() for x in (out, *grads))
+
+
+@pytest.mark.parametrize("conv", [True, False])
+def test_transforms_of_torch_func_take_another_backend(conv):
+    layer = lineardiff.VisualContrastAttention(8, 1, contrast_grid=(2, 2), conv=conv)
+    x, direction = torch.randn(2, 2, 16, 8).unbind(0)
+
+    def call(z):
+        return layer(z, (4, 4))
+
+    slope = torch.func.jvp(call, (x,), (direction,))[1]
+    step = 1e-2 * direction
+    assert error(slope, (call(x + step) - call(x - step)).double() / 2e-2) < 1e-3
+    with torch.autograd.forward_ad.dual_level():
+        dual = torch.autograd.forward_ad.make_dual(x, direction)
+        assert torch.equal(torch.autograd.forward_ad.unpack_dual(call(dual)).tangent, slope)
+    leaf = x.clone().requires_grad_()
+    call(leaf).sum().backward()
+    torch.testing.assert_close(torch.func.grad(lambda z: call(z).sum())(x), leaf.grad)
+    batch = torch.randn(3, 2, 16, 8)
+    torch.testing.assert_close(torch.func.vmap(call)(batch), torch.stack([call(z) for z in batch]))
+    with torch.no_grad():
+        torch.testing.assert_close(torch.func.vmap(call)(batch), torch.stack([call(z) for z in batch]))
+
+
+def test_traced_graph_runs_without_the_library():
+    layer = lineardiff.VisualContrastAttention(8, 1, contrast_grid=(2, 2), grid_size=(4, 4)).eval()
+    x = torch.randn(2, 16, 8)
+    with torch.no_grad():
+        traced = torch.jit.trace(layer, x)
+    assert "lineardiff::" not in str(traced.inlined_graph)
+    torch.testing.assert_close(traced(x), layer(x))
+
+
+def test_graph_made_without_gradients_says_so_in_backward():
+    tensors, scalars, _ = random_case((1, 1, 10, 8, 4), torch.float32)
+    leaves = [x.requires_grad_() for x in tensors]
+    rest = [*scalars["lambdas"], *scalars["gains"]]
+    out = torch.ops.lineardiff.vca_forward(*leaves, *rest, 1e-5, False, [], False)[0]
+    with pytest.raises(RuntimeError, match="gradients were off when this graph was made"):
+        out.sum().backward()
+
+
+def test_library_of_another_version_is_not_used(monkeypatch):
+    monkeypatch.setattr(cpu, "OPS", (*cpu.OPS, "op_of_a_later_version"))
+    assert "another version of lineardiff" in cpu._load()
+
+
 @pytest.mark.parametrize(
     ("change", "reason"),
     [

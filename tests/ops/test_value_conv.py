@@ -97,3 +97,10 @@ def test_the_op_itself_checks_what_would_read_outside_of_tensors():
     ):
         with pytest.raises(RuntimeError, match=message):
             conv(*bad)
+
+
+def test_weights_of_any_strides():
+    o, v, weight, bias = arguments(1, 2, 8, (3, 5), 1, torch.float32)
+    turned = weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
+    expected = add_value_conv(o, v, weight, bias, feat_size=(3, 5))
+    assert torch.equal(add_value_conv(o, v, turned, bias, feat_size=(3, 5)), expected)

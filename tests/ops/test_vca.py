@@ -191,6 +191,11 @@ def broken(**changes):
         ({"gains": (torch.ones(4), torch.ones(5))}, r"gains\[1\] must have shape \(d,\) = \(4,\)"),
         ({"pool": (3, 3, 1, 3)}, r"pool=\(3, 3, 1, 3\).*N=8 queries.*n=3 rows of pos"),
         ({"pool": (2, 4, 3, 1)}, r"h <= H"),
+        ({"pool": (2.0, 4, 1, 3)}, r"pool=\(2.0, 4, 1, 3\)"),
+        (
+            dict.fromkeys(("pos", "neg"), torch.zeros(1, 2, 0, 4).double()),
+            "at least one channel and one contrast",
+        ),
         (
             {"neg": torch.zeros(1, 2, 3, 4), "pool": (2, 4, 1, 3)},
             "pos is torch.float64 but neg is torch.float32",

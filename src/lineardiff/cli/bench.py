@@ -111,6 +111,7 @@ def measure_and_save(
     }
     print(machine_line(about["environment"]), flush=True)
     rows: list[Row] = []
+    plotted = False
     levels = {candidate.level for candidate in candidates}
     per_level = len(shapes) * len(options["dtypes"]) * len(options["modes"])
     interrupted = False
@@ -129,14 +130,14 @@ def measure_and_save(
     )
     if rows:
         print("\n" + f"{speed_table(rows)}\n\n{crossover_table(rows)}".rstrip())
-        _plot(rows, output / f"{name}.png")
+        plotted = _plot(rows, output / f"{name}.png")
     if interrupted:
         raise KeyboardInterrupt(f"what was measured so far ({len(rows)} rows) is in {output / name}.csv")
-    print(f"\nwritten: {output / name}.csv, .json, .png")
+    print(f"\nwritten: {output / name}.csv, .json" + (", .png" if plotted else ""))
     return rows
 
 
-def _plot(rows: "Sequence[Row]", path: Path) -> None:
+def _plot(rows: "Sequence[Row]", path: Path) -> bool:
     from lineardiff.visualize import plot_attention_speed
 
     try:
@@ -144,8 +145,9 @@ def _plot(rows: "Sequence[Row]", path: Path) -> None:
     except ValueError as reason:  # a single N
         print(f"\nno plot: {reason}")
         path.unlink(missing_ok=True)
-    else:
-        figure.savefig(path)
+        return False
+    figure.savefig(path)
+    return True
 
 
 def machine_line(about: dict[str, Any]) -> str:
@@ -160,8 +162,12 @@ def machine_line(about: dict[str, Any]) -> str:
 def _check(arguments: Bench) -> None:
     for name in ("batch_size", "heads", "head_dim", "contrast_tokens", "threads", "seconds"):
         value = getattr(arguments, name)
-        if value is not None and value <= 0:
+        if value is not None and not 0 < value < float("inf"):
             raise ValueError(f"--{name.replace('_', '-')} is {value}; it must be positive")
+    if arguments.threads is not None and arguments.threads > 1024:
+        raise ValueError(f"--threads is {arguments.threads}; give at most 1024")
+    if arguments.device == "meta":
+        raise ValueError("--device is meta, where nothing is computed; give cpu or a GPU")
     for name in ("sizes", "dtypes", "modes"):
         if not getattr(arguments, name):
             raise ValueError(f"--{name} is empty; give at least one")

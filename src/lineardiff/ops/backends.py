@@ -12,6 +12,7 @@ from torch import Tensor
 
 from lineardiff.ops import cpu, portable, reference
 from lineardiff.ops.inputs import Inputs
+from lineardiff.ops.modes import exporting
 
 
 class Backend(NamedTuple):
@@ -89,7 +90,7 @@ def select(name: str, inputs: Inputs) -> Backend:
 
 def may_choose(name: str) -> bool:
     """Whether parts beside the attention may run on that backend too: it is chosen, or free to be."""
-    return _chosen == name or (_chosen == "auto" and not torch.compiler.is_exporting())
+    return _chosen == name or (_chosen == "auto" and not exporting())
 
 
 def _first_that_can_run(inputs: Inputs) -> Backend:
@@ -99,13 +100,13 @@ def _first_that_can_run(inputs: Inputs) -> Backend:
         if candidate.device not in (None, device):
             continue
         reason = candidate.why_not(inputs)
-        if reason is None and candidate.device is not None and torch.compiler.is_exporting():
+        if reason is None and candidate.device is not None and exporting():
             reason = (
                 "an exported graph must run without lineardiff (name the backend to export it all the same)"
             )
         if reason is None:
             return candidate
-        _say_once(f"backend {candidate.name!r} is passed over: {reason}.")
+        _say_once(f"backend {candidate.name!r} is passed over for a slower one: {reason}.")
     raise AssertionError("the last backend runs anything")
 
 
@@ -116,7 +117,7 @@ def _say_once(message: str) -> None:
 
 @functools.cache
 def _log(message: str) -> None:
-    logging.getLogger("lineardiff").info(message)
+    logging.getLogger("lineardiff").warning(message)
 
 
 def _find(name: str) -> Backend | None:

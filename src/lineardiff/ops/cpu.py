@@ -12,11 +12,13 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from lineardiff.ops.inputs import Inputs
+from lineardiff.ops.modes import transformed
 
 LIBRARY = Path(__file__).with_name("_cpu_kernel.so")
 REASON = Path(__file__).with_name("_cpu_kernel.txt")
 """Written when the package is installed without the library: why."""
 
+OPS = ("vca_forward", "vca_backward", "add_value_conv", "value_conv_backward", "vca_isa")
 _ISAS = {0: "none", 2: "AVX2", 5: "AVX-512", 6: "AVX-512 with bfloat16"}
 
 
@@ -29,6 +31,10 @@ def _load() -> str | None:
         torch.ops.load_library(LIBRARY)
     except OSError as error:
         return f"the kernel does not load with PyTorch {torch.__version__}: {error}"
+    if not all(hasattr(torch.ops.lineardiff, name) for name in OPS):
+        return (
+            "the kernel is that of another version of lineardiff; install again (`make install` in a clone)"
+        )
     if isa() == "none":
         return "this CPU has no AVX2"
     return None
@@ -51,6 +57,8 @@ def why_not(inputs: Inputs | None) -> str | None:
         return f"the tensors are on {inputs.q.device.type}"
     if inputs.q.dtype not in (torch.float32, torch.bfloat16):
         return f"it computes float32 and bfloat16, and q is {inputs.q.dtype}"
+    if transformed():
+        return "it knows nothing of torch.func's transforms and of forward-mode differentiation"
     if inputs.stage1 != "contrast" or inputs.stage2 != "contrast":
         return f"it has no stage1={inputs.stage1!r}, stage2={inputs.stage2!r}, only 'contrast' for both"
     return None
@@ -104,6 +112,11 @@ def _backward(ctx: Any, grad: Tensor | None, _: None) -> tuple[Tensor | None, ..
     if grad is None:
         return (None,) * 13
     *tensors, saved = ctx.saved_tensors
+    if saved.shape[-1] == 0:
+        raise RuntimeError(
+            "Visual-Contrast Attention saved nothing for a backward pass, because gradients were off when this graph "
+            "was made; trace or export it with gradients on, or under `with lineardiff.backend('portable'):`."
+        )
     q, l1, l2 = tensors[0], tensors[5], tensors[6]
     d = q.shape[3]
     dq, dk, dv, dpos, dneg, sums = torch.ops.lineardiff.vca_backward(grad, *tensors, saved, *ctx.options)

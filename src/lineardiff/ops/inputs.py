@@ -52,6 +52,10 @@ def check_inputs(inputs: Inputs) -> None:
             "Project all three from the same tokens and split the heads first."
         )
     B, heads, _, d = q.shape
+    if d < 1 or (pos.ndim == 4 and pos.shape[2] < 1):
+        raise ValueError(
+            f"q {_shape(q)} and pos {_shape(pos)} must have at least one channel and one contrast token."
+        )
     streams = {"pos": pos} if neg is None else {"pos": pos, "neg": neg}
     for name, t in streams.items():
         if t.ndim != 4 or (t.shape[0], t.shape[1], t.shape[3]) != (B, heads, d) or t.shape[2] != pos.shape[2]:
@@ -76,7 +80,8 @@ def check_inputs(inputs: Inputs) -> None:
         raise ValueError(f"pos is {pos.dtype} but neg is {neg.dtype}; convert one, for example neg.to(pos).")
     if inputs.pool is not None:
         H, W, h, w = inputs.pool
-        if not (0 < h <= H and 0 < w <= W and H * W <= q.shape[2] and h * w == pos.shape[2]):
+        whole = not any(isinstance(size, float) for size in inputs.pool)
+        if not (whole and 0 < h <= H and 0 < w <= W and H * W <= q.shape[2] and h * w == pos.shape[2]):
             raise ValueError(
                 f"pool={(H, W, h, w)} is (H, W, h, w), the grid of the last H*W of the N={q.shape[2]} queries and "
                 f"the h x w cells, one for each of the n={pos.shape[2]} rows of pos; h <= H and w <= W."

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from lineardiff.ops.inputs import Inputs, with_tokens
+from lineardiff.ops.modes import exporting, transformed
 
 # Scores (numbers, not bytes) computed at a time without gradients on a CPU: 2 MB of float32 stays in cache.
 CHUNK = 1 << 19
@@ -30,7 +31,8 @@ def run(inputs: Inputs) -> Tensor:
     inputs = with_tokens(inputs)
     q = inputs.q
     compute = _compute_dtype(q.device.type, q.dtype)
-    if torch.compiler.is_compiling() or torch.is_grad_enabled() or q.device.type != "cpu":
+    compiled = torch.compiler.is_compiling() or exporting() or transformed()
+    if compiled or torch.is_grad_enabled() or q.device.type != "cpu":
         return all_heads(inputs, compute)
 
     B, heads, N, d = q.shape

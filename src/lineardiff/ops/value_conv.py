@@ -8,6 +8,7 @@ from torch import Tensor
 from torch.utils.flop_counter import register_flop_formula
 
 from lineardiff.ops import backends, cpu
+from lineardiff.ops.modes import transformed
 
 
 def add_value_conv(
@@ -28,7 +29,8 @@ def add_value_conv(
     if torch.jit.is_scripting():
         return _portable(o, v, weight, bias, feat_size)
     if _compiled(o, v):
-        return torch.ops.lineardiff.add_value_conv(o, v, weight.float(), bias.float(), *feat_size)
+        weight, bias = weight.float().contiguous(), bias.float().contiguous()
+        return torch.ops.lineardiff.add_value_conv(o, v, weight, bias, *feat_size)
     return _portable(o, v, weight, bias, feat_size)
 
 
@@ -44,7 +46,7 @@ def _portable(o: Tensor, v: Tensor, weight: Tensor, bias: Tensor, feat_size: tup
 def _compiled(o: Tensor, v: Tensor) -> bool:
     """Whether the compiled kernel may run: as for the attention, which has said in the log why not."""
     fits = v.device.type == "cpu" and v.dtype in (torch.float32, torch.bfloat16) and o.dtype == v.dtype
-    return fits and cpu.why_not(None) is None and backends.may_choose("cpu")
+    return fits and cpu.why_not(None) is None and not transformed() and backends.may_choose("cpu")
 
 
 def _setup_context(ctx: Any, inputs: tuple, output: Tensor) -> None:

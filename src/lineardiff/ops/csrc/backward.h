@@ -257,13 +257,13 @@ void stage1_backward(const Problem& p, Kernel::Rows keys, void* head_memory, voi
     score<E, T>(p, p.k, keys.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores.values);
     for (int64_t i = 0; i < s.n; i++) {
       const float *maximum = head.statistics + i, *inverse = maximum + s.n2;
-      const Vector shift_plus = set(-maximum[0]), shift_minus = set(-maximum[s.n]);
+      const Vector maximum_plus = set(maximum[0]), maximum_minus = set(maximum[s.n]);
       const Vector share_plus = set(inverse[0]), share_minus = set(inverse[s.n]);
       const Vector dot_plus = set(head.dots[i]), dot_minus = set(head.dots[s.n + i]);
       for (int64_t lane = 0; lane < padded; lane += lanes) {
         float *plus = t.scores.values + i * block + lane, *minus = plus + s.n * block;
-        Vector x = exp2<E::exp_degree>(fma(load(plus), log_scale, shift_plus)) * share_plus;
-        Vector y = exp2<E::exp_degree>(fma(load(minus), log_scale, shift_minus)) * share_minus;
+        Vector x = exp2<E::exp_degree>((load(plus) - maximum_plus) * log_scale) * share_plus;
+        Vector y = exp2<E::exp_degree>((load(minus) - maximum_minus) * log_scale) * share_minus;
         if (lane + lanes > m) {
           x = first(m - lane, x, set(0));
           y = first(m - lane, y, set(0));

@@ -82,7 +82,7 @@ struct Part {  // of stage I, over a chunk of the keys: not yet divided by `sum`
     read = arena.take(s.n2 * s.D);
     bytes = arena.used();
   }
-  float *maximum, *sum;  // of each token, in powers of two
+  float *maximum, *sum;  // of each token: of its scores before scaling, and of the exponentials less that maximum
   float* read;           // (2n, D): what each token reads from the values
   size_t bytes;
 };
@@ -159,18 +159,18 @@ template <class E>
 void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t, const Part& part) {
   const Sizes s(p);
   const Vector scale = set(score_scale(p));
+  const float tolerated = 8 / score_scale(p);
   for (int64_t i = 0; i < s.n2; i++) {
     float *row = t.scores + i * block, *last = row + padded - lanes, *sum = t.sums + i * lanes;
     if (m < padded) store(last, first(m - padded + lanes, load(last), set(-__builtin_inff())));
     Vector highest = load(row);
     for (int64_t j = lanes; j < padded; j += lanes) highest = max(highest, load(row + j));
-    highest = highest * scale;
     if (first_block) {
       part.maximum[i] = max_of_lanes(highest);
       store(sum, set(0));
-    } else if (any_greater(highest, set(part.maximum[i] + 8))) {
+    } else if (any_greater(highest, set(part.maximum[i] + tolerated))) {
       const float raised = max_of_lanes(highest);
-      const Vector shrink = exp2<6>(set(part.maximum[i] - raised));
+      const Vector shrink = exp2<6>(set(part.maximum[i] - raised) * scale);
       part.maximum[i] = raised;
       store(sum, load(sum) * shrink);
       for (int64_t c = 0; c < s.D; c += lanes) store(part.read + i * s.D + c, load(part.read + i * s.D + c) * shrink);
@@ -178,18 +178,19 @@ void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block
   }
 }
 
-// Scores become exp2(scaled score - maximum) in `weights`, as rows; sums are kept lane by lane.
+// Scores become exp2(scale (score - maximum)) in `weights`, as rows; sums are kept lane by lane. The difference comes
+// before the scale, for it is exact where it matters; of large scores the scaled ones would leave rounding errors.
 template <class E>
 void exponentiate(const Problem& p, int64_t padded, const Scratch<E>& t, const Part& part) {
   const Sizes s(p);
   const Vector scale = set(score_scale(p));
   for (int64_t i = 0; i < s.n2; i++) {
-    const Vector shift = set(-part.maximum[i]);
+    const Vector maximum = set(part.maximum[i]);
     Vector total = load(t.sums + i * lanes);
     for_vectors(padded / lanes, [&](int64_t j, auto width) {
       Vector e[width];
       for (int u = 0; u < width; u++)
-        e[u] = exp2<E::exp_degree>(fma(load(t.scores + i * block + (j + u) * lanes), scale, shift));
+        e[u] = exp2<E::exp_degree>((load(t.scores + i * block + (j + u) * lanes) - maximum) * scale);
       for (int u = 0; u < width; u++) {
         E::store_row(t.weights + i * block / E::pack, (j + u) * lanes, e[u]);
         total = total + e[u];
@@ -248,7 +249,9 @@ void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_m
     const Part part(p, Arena((char*)parts + chunk * total.bytes));
     for (int64_t i = 0; i < s.n2; i++) {
       const float raised = total.maximum[i] > part.maximum[i] ? total.maximum[i] : part.maximum[i];
-      const Vector shrink = exp2<6>(set(total.maximum[i] - raised)), other = exp2<6>(set(part.maximum[i] - raised));
+      const Vector scale = set(score_scale(p));
+      const Vector shrink = exp2<6>(set(total.maximum[i] - raised) * scale);
+      const Vector other = exp2<6>(set(part.maximum[i] - raised) * scale);
       total.maximum[i] = raised;
       total.sum[i] = total.sum[i] * shrink[0] + part.sum[i] * other[0];
       for (int64_t c = i * s.D; c < (i + 1) * s.D; c += lanes)
@@ -290,17 +293,14 @@ INLINE void softmax_columns(const Problem& p, float* scores, Vector (&plus)[widt
   if (p.joint)
     for (int u = 0; u < width; u++) plus[u] = minus[u] = max(plus[u], minus[u]);
   for (int stream = 0; stream < 2; stream++) {
-    Vector *highest = stream ? minus : plus, shift[width], sum[width];
+    Vector *highest = stream ? minus : plus, sum[width];
 #pragma GCC unroll 4
-    for (int u = 0; u < width; u++) {
-      shift[u] = set(0) - highest[u] * scale;
-      sum[u] = set(0);
-    }
+    for (int u = 0; u < width; u++) sum[u] = set(0);
     for (int64_t i = stream * s.n; i < (stream + 1) * s.n; i++)
 #pragma GCC unroll 4
       for (int u = 0; u < width; u++) {
         float* at = scores + i * block + u * lanes;
-        const Vector e = exp2<E::exp_degree>(fma(load(at), scale, shift[u]));
+        const Vector e = exp2<E::exp_degree>((load(at) - highest[u]) * scale);
         store(at, e);
         sum[u] = sum[u] + e;
       }
