@@ -55,7 +55,7 @@ def test_output_and_gradients(case, dtype, backend):
     true_grads = torch.autograd.grad(true, double, grad.double())
     leaves = [x.detach().clone().requires_grad_() for x in tensors]
     with lineardiff.backend(backend):
-        out = add_value_conv(*leaves, feat_size=feat_size)
+        out = add_value_conv(*leaves, feat_size=feat_size, overwrite=False)
         grads = torch.autograd.grad(out, leaves, grad)
     assert out.dtype == dtype
     bound = 1e-6 if dtype == torch.float32 else 1e-2  # of bfloat16, one rounding of the result or of a sum
@@ -79,7 +79,7 @@ def test_same_bits_with_any_number_of_threads():
     for count in (1, 3):
         torch.set_num_threads(count)
         with lineardiff.backend("cpu"):
-            out = add_value_conv(*leaves, feat_size=(7, 9))
+            out = add_value_conv(*leaves, feat_size=(7, 9), overwrite=False)
             answers.append([out, *torch.autograd.grad(out.square().sum(), leaves)])
     torch.set_num_threads(threads)
     assert all(torch.equal(a, b) for a, b in zip(*answers, strict=True))
@@ -102,5 +102,18 @@ def test_the_op_itself_checks_what_would_read_outside_of_tensors():
 def test_weights_of_any_strides():
     o, v, weight, bias = arguments(1, 2, 8, (3, 5), 1, torch.float32)
     turned = weight.permute(2, 3, 1, 0).contiguous().permute(3, 2, 0, 1)
-    expected = add_value_conv(o, v, weight, bias, feat_size=(3, 5))
-    assert torch.equal(add_value_conv(o, v, turned, bias, feat_size=(3, 5)), expected)
+    expected = add_value_conv(o, v, weight, bias, feat_size=(3, 5), overwrite=False)
+    assert torch.equal(add_value_conv(o, v, turned, bias, feat_size=(3, 5), overwrite=False), expected)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_overwriting_gives_the_same_bits_and_only_without_gradients(backend):
+    o, v, weight, bias = arguments(2, 2, 24, (5, 9), 1, torch.float32)
+    before = o.clone()
+    with lineardiff.backend(backend):
+        expected = add_value_conv(o, v, weight, bias, feat_size=(5, 9), overwrite=True)
+        assert torch.equal(o, before)
+        with torch.no_grad():
+            out = add_value_conv(o, v, weight, bias, feat_size=(5, 9), overwrite=True)
+    assert torch.equal(out, expected)
+    assert (out.data_ptr() == o.data_ptr()) == (backend == "cpu")

@@ -22,7 +22,7 @@ class ValueConv(nn.Conv2d):
         """Add the convolution.
 
         Args:
-            o: what the attention gives (B, heads, P + H*W, head_dim).
+            o: what the attention gives (B, heads, P + H*W, head_dim); overwritten when gradients are off.
             v: values, shape of o: prefix tokens, then the grid row by row.
             feat_size: (H, W).
 
@@ -31,4 +31,4 @@ class ValueConv(nn.Conv2d):
         """
         bias = self.bias
         assert bias is not None
-        return add_value_conv(o, v, self.weight, bias, feat_size=feat_size)
+        return add_value_conv(o, v, self.weight, bias, feat_size=feat_size, overwrite=True)

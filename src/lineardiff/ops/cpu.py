@@ -18,7 +18,7 @@ LIBRARY = Path(__file__).with_name("_cpu_kernel.so")
 REASON = Path(__file__).with_name("_cpu_kernel.txt")
 """Written when the package is installed without the library: why."""
 
-OPS = ("vca_forward", "vca_backward", "add_value_conv", "value_conv_backward", "vca_isa")
+OPS = ("vca_forward", "vca_backward", "add_value_conv", "add_value_conv_", "value_conv_backward", "vca_isa")
 _ISAS = {0: "none", 2: "AVX2", 5: "AVX-512", 6: "AVX-512 with bfloat16"}
 
 

@@ -32,11 +32,11 @@ class Inputs(NamedTuple):
     pool: tuple[int, int, int, int] | None = None  # (H, W, h, w): pos and neg are e+ and e-
 
 
-def with_tokens(inputs: Inputs) -> Inputs:
-    """The same inputs with t+ and t- in place of the embeddings, `pool` done."""
+def with_tokens(inputs: Inputs, compute: torch.dtype | None = None) -> Inputs:
+    """The same inputs with t+ and t- in place of the embeddings; `compute`: the type to pool in, if not that of q."""
     if inputs.pool is None:
         return inputs
-    pooled, neg = pool_queries(inputs.q, inputs.pool), inputs.neg
+    pooled, neg = pool_queries(inputs.q.to(compute or inputs.q.dtype), inputs.pool), inputs.neg
     pos = (pooled + inputs.pos).to(inputs.q.dtype)
     neg = None if neg is None else (pooled + neg).to(inputs.q.dtype)
     return inputs._replace(pos=pos, neg=neg, pool=None)

@@ -28,9 +28,9 @@ _SLOW_ON_CPU = tuple(
 
 def run(inputs: Inputs) -> Tensor:
     """Both stages. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
-    inputs = with_tokens(inputs)
     q = inputs.q
     compute = _compute_dtype(q.device.type, q.dtype)
+    inputs = with_tokens(inputs, compute)
     compiled = torch.compiler.is_compiling() or exporting() or transformed()
     if compiled or torch.is_grad_enabled() or q.device.type != "cpu":
         return all_heads(inputs, compute)

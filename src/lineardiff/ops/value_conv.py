@@ -12,7 +12,13 @@ from lineardiff.ops.modes import transformed
 
 
 def add_value_conv(
-    o: Tensor, v: Tensor, weight: Tensor, bias: Tensor, *, feat_size: tuple[int, int]
+    o: Tensor,
+    v: Tensor,
+    weight: Tensor,
+    bias: Tensor,
+    *,
+    feat_size: tuple[int, int],
+    overwrite: bool,
 ) -> Tensor:
     """o + the convolution of the values on their grid, with zeros around it.
 
@@ -22,6 +28,8 @@ def add_value_conv(
         weight: (heads*d, 1, 3, 3).
         bias: (heads*d,).
         feat_size: (H, W).
+        overwrite: the result may be written into o when gradients are off: fresh memory costs more time than
+            the convolution.
 
     Returns:
         (B, heads, P + H*W, d); prefix tokens, which have no place on the grid, are those of o.
@@ -30,6 +38,14 @@ def add_value_conv(
         return _portable(o, v, weight, bias, feat_size)
     if _compiled(o, v):
         weight, bias = weight.float().contiguous(), bias.float().contiguous()
+        if (
+            overwrite
+            and not torch.is_grad_enabled()
+            and not torch.compiler.is_compiling()
+            and o.stride(3) == 1
+        ):
+            torch.ops.lineardiff.add_value_conv_(o, v, weight, bias, *feat_size)
+            return o
         return torch.ops.lineardiff.add_value_conv(o, v, weight, bias, *feat_size)
     return _portable(o, v, weight, bias, feat_size)
 

@@ -153,6 +153,7 @@ void stage2_backward(const Problem& p, Kernel::Rows queries, void* head_memory, 
   memset(part_memory, 0, part.bytes);
   for_blocks(queries.begin, queries.end, [&](int64_t row, int64_t m, int64_t padded) {
     const int64_t K = s.words<E>(m), columns = s.D / lanes;
+    fetch(row_of<T>(p, p.grad, queries.head_index, row), p.grad.row, m, s.d);
     score<E, T>(p, p.q, queries.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores.values);
     for_vectors(padded / lanes, [&](int64_t j, auto width) {
       float* scores = t.scores.values + j * lanes;
@@ -186,6 +187,9 @@ void stage2_backward(const Problem& p, Kernel::Rows queries, void* head_memory, 
     multiply<E, false>(s.n, padded / lanes, s.words<E>(s.d), head.contrast.rows, s.D / E::pack, t.turned, block,
                        t.product, block);
     attention_backward(p, padded, t, part.lambda2);
+    if (row + m < queries.end)
+      fetch(row_of<T>(p, p.q, queries.head_index, row + m), p.q.row, smaller(block, queries.end - row - m), s.d);
+    fetch(row_of<T>(p, p.dq, queries.head_index, row), p.dq.row, m, s.d);
     multiply<E, false, true>(s.n, columns, K, t.attention.rows, block / E::pack, t.read.pairs, s.D, part.contrast, s.D);
 
     fill_rows(t.scores, s.n2, block);
@@ -251,6 +255,7 @@ void stage1_backward(const Problem& p, Kernel::Rows keys, void* head_memory, voi
   const Vector negative = set(-p.lambda1);
   for_blocks(keys.begin, keys.end, [&](int64_t row, int64_t m, int64_t padded) {
     const int64_t columns = s.D / lanes;
+    fetch(row_of<T>(p, p.k, keys.head_index, row), p.k.row, m, s.d);
     transpose<E>(row_of<T>(p, p.v, keys.head_index, row), p.v.row, m, s.d, t.turned, block, padded);
     multiply<E, false>(s.n, padded / lanes, s.words<E>(s.d), head.difference.rows, s.D / E::pack, t.turned, block,
                        t.product, block);
@@ -274,6 +279,10 @@ void stage1_backward(const Problem& p, Kernel::Rows keys, void* head_memory, voi
         store(minus, scale * negative * y * (g - dot_minus));
       }
     }
+    if (row + m < keys.end)
+      fetch(row_of<T>(p, p.v, keys.head_index, row + m), p.v.row, smaller(block, keys.end - row - m), s.d);
+    fetch(row_of<T>(p, p.dv, keys.head_index, row), p.dv.row, m, s.d);
+    fetch(row_of<T>(p, p.dk, keys.head_index, row), p.dk.row, m, s.d);
     fill_pairs(t.attention, s.n, block);
     multiply<E, true>(m, columns, s.words<E>(s.n), t.attention.pairs, block, head.difference.pairs, s.D, t.read.values, s.D);
     write<E, T>(p, p.dv, keys.head_index, row, m, t.read.values);

@@ -204,18 +204,27 @@ void convolve(const Kernel& kernel, const Convolution& c) {
   });
 }
 
-Tensor add_value_conv(Tensor added, Tensor values, Tensor weight, Tensor bias, int64_t H, int64_t W) {
+void add_value_conv_to(Tensor out, Tensor added, Tensor values, Tensor weight, Tensor bias, int64_t H, int64_t W) {
   ConvolutionArguments a{values, added, weight, H, W};
   Convolution c = a.convolution();
   check(bias.scalar_type() == ScalarType::Float && bias.is_contiguous() && bias.numel() == c.heads * c.d,
         "bias is (C,), contiguous float32");
-  Tensor out = joined_heads(values);
   const std::vector<float> places = a.by_place(false);
   c.out = view(out);
   c.weight = places.data();
   c.bias = static_cast<const float*>(bias.const_data_ptr());
   convolve(kernel_for(is_bfloat16(values)), c);
+}
+
+Tensor add_value_conv(Tensor added, Tensor values, Tensor weight, Tensor bias, int64_t H, int64_t W) {
+  Tensor out = joined_heads(values);
+  add_value_conv_to(out, added, values, weight, bias, H, W);
   return out;
+}
+
+void add_value_conv_(Tensor added, Tensor values, Tensor weight, Tensor bias, int64_t H, int64_t W) {
+  check(added.dim() == 4 && added.stride(3) == 1, "what is added to has unit last stride");
+  add_value_conv_to(added, added, values, weight, bias, H, W);
 }
 
 // Gradients of the values, the weight and the bias.
@@ -254,6 +263,8 @@ STABLE_TORCH_LIBRARY(lineardiff, m) {
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("add_value_conv(Tensor added, Tensor values, Tensor weight, Tensor bias, SymInt H, SymInt W) -> Tensor");
   m.def(
+      "add_value_conv_(Tensor(a!) added, Tensor values, Tensor weight, Tensor bias, SymInt H, SymInt W) -> ()");
+  m.def(
       "value_conv_backward(Tensor grad, Tensor values, Tensor weight, SymInt H, SymInt W) -> (Tensor, Tensor, Tensor)");
   m.def("vca_isa(int limit) -> int");
 }
@@ -261,6 +272,7 @@ STABLE_TORCH_LIBRARY_IMPL(lineardiff, CPU, m) {
   m.impl("vca_forward", TORCH_BOX(&lineardiff::forward));
   m.impl("vca_backward", TORCH_BOX(&lineardiff::backward));
   m.impl("add_value_conv", TORCH_BOX(&lineardiff::add_value_conv));
+  m.impl("add_value_conv_", TORCH_BOX(&lineardiff::add_value_conv_));
   m.impl("value_conv_backward", TORCH_BOX(&lineardiff::value_conv_backward));
 }
 STABLE_TORCH_LIBRARY_IMPL(lineardiff, CompositeExplicitAutograd, m) { m.impl("vca_isa", TORCH_BOX(&lineardiff::isa)); }

@@ -1,5 +1,6 @@
 // The depth-wise 3 x 3 convolution of the values on their grid, which the paper adds to the attention's output. T is the
 // type of the tensors; sums are float32. Lanes are channels; weights are (9, C), a row for each place of the kernel.
+// `out` may be `added` itself.
 #pragma once
 #include <type_traits>
 

@@ -31,7 +31,7 @@ INLINE T* row_of(const Problem& p, const View& view, int64_t head_index, int64_t
   return (T*)view.data + head_index / p.heads * view.batch + head_index % p.heads * view.head + row * view.row;
 }
 
-// Fetches rows that a product later on reads, or `to_write` writes, into the cache. The rows of a head are spread over a
+// Fetches rows that will be read or written soon into the cache. The rows of a head are spread over a
 // projection, where the hardware does not see them coming.
 template <class T>
 INLINE void fetch(const T* x, int64_t row, int64_t m, int64_t d) {
@@ -211,7 +211,10 @@ void stage1(const Problem& p, Kernel::Rows keys, void* head_memory, void* part_m
     const T* v = row_of<T>(p, p.v, keys.head_index, row);
     fetch(v, p.v.row, m, s.d);
     score<E, T>(p, p.k, keys.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
-    fetch(row_of<T>(p, p.k, keys.head_index, row + m), p.k.row, smaller(m, keys.end - row - m), s.d);
+    if (row + m < keys.end)
+      fetch(row_of<T>(p, p.k, keys.head_index, row + m), p.k.row, smaller(block, keys.end - row - m), s.d);
+    else  // stage II is next
+      fetch(row_of<T>(p, p.q, keys.head_index, 0), p.q.row, smaller(block, p.N), s.d);
     raise_maximum(p, m, padded, first_block, t, part);
     exponentiate(p, padded, t, part);
     to_pairs<E>(v, p.v.row, m, s.d, t.values, s.D);
@@ -347,7 +350,10 @@ void stage2(const Problem& p, Kernel::Rows queries, void* head_memory, void* scr
   for_blocks(queries.begin, queries.end, [&](int64_t row, int64_t m, int64_t padded) {
     T* out = row_of<T>(p, p.out, queries.head_index, row);
     score<E, T>(p, p.q, queries.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
-    fetch(row_of<T>(p, p.q, queries.head_index, row + m), p.q.row, smaller(m, queries.end - row - m), s.d);
+    if (row + m < queries.end)
+      fetch(row_of<T>(p, p.q, queries.head_index, row + m), p.q.row, smaller(block, queries.end - row - m), s.d);
+    else if (queries.head_index + 1 < p.all_heads())
+      fetch(row_of<T>(p, p.k, queries.head_index + 1, 0), p.k.row, smaller(block, p.N), s.d);
     fetch(out, p.out.row, m, s.d);
     signed_attention(p, padded, t);
     multiply<E, true>(m, s.D / lanes, s.words<E>(s.n), t.weights, block, head.contrast.pairs, s.D, t.values, s.D);
