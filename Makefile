@@ -22,6 +22,7 @@ test: lint types floors docs unit timm-suite
 lint: .venv/installed-test
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
+	$(BIN)/clang-format --dry-run --Werror src/lineardiff/ops/csrc/* tests/ops/*.cpp
 
 types: .venv/installed-test
 	$(BIN)/mypy

@@ -29,9 +29,15 @@
 extern "C" [[gnu::weak]] void __asan_poison_memory_region(const volatile void*, size_t);
 
 // null where the object is not linked
-namespace lineardiff::avx2 { [[gnu::weak]] const Kernel* kernel(bool); }
-namespace lineardiff::avx512 { [[gnu::weak]] const Kernel* kernel(bool); }
-namespace lineardiff::avx512bf16 { [[gnu::weak]] const Kernel* kernel(bool); }
+namespace lineardiff::avx2 {
+[[gnu::weak]] const Kernel* kernel(bool);
+}
+namespace lineardiff::avx512 {
+[[gnu::weak]] const Kernel* kernel(bool);
+}
+namespace lineardiff::avx512bf16 {
+[[gnu::weak]] const Kernel* kernel(bool);
+}
 
 using namespace lineardiff;
 namespace {
@@ -243,10 +249,13 @@ std::map<std::string, std::vector<Sum>> one_head(const Problem& p, auto load) {
     for (int64_t c = 0; c < 2 * d; c++) dq(row, c % d) = dq(row, c % d) + share * dt(c < d ? i : n + i, c % d);
   });
   const auto half = dt.numbers.begin() + n * d;
-  return {{"out", {out.numbers.begin(), out.numbers.end()}}, {"dq", dq.numbers},
+  return {{"out", {out.numbers.begin(), out.numbers.end()}},
+          {"dq", dq.numbers},
           {"dk", product(scale, g_scores1.transposed(), t).numbers},
           {"dv", product(1, reading.transposed(), g_read).numbers},
-          {"dpos", {dt.numbers.begin(), half}}, {"dneg", {half, dt.numbers.end()}}, {"sums", sums.numbers}};
+          {"dpos", {dt.numbers.begin(), half}},
+          {"dneg", {half, dt.numbers.end()}},
+          {"sums", sums.numbers}};
 }
 
 // What is wrong with a case, in words.

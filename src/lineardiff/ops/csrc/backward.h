@@ -5,8 +5,8 @@
 //              g(S+) = s P+ (g(A) - rowsum P+ g(A)),  g(S-) = -l2 s P- (g(A) - rowsum P- g(A))
 //              g(q) = g(S) T,  g(T) += g(S)^T q
 //   stage I    v^ = gain1 u / rms(u), u = v+ - l1 v-;  g(v+) = g(u), g(v-) = -l1 g(u)
-//              g(v) = (P+ - l1 P-)^T g(u);  g(S+) = s P+ (g(u) v^T - g(u) . v+),  g(S-) = -l1 s P- (g(u) v^T - g(u) . v-)
-//              g(k) = g(S)^T T,  g(T) += g(S) k
+//              g(v) = (P+ - l1 P-)^T g(u);  g(S+) = s P+ (g(u) v^T - g(u) . v+),  g(S-) = -l1 s P- (g(u) v^T - g(u) .
+//              v-) g(k) = g(S)^T T,  g(T) += g(S) k
 #pragma once
 #include "forward.h"
 
@@ -138,7 +138,8 @@ void attention_backward(const Problem& p, int64_t padded, const BackwardScratch<
         float *plus = t.scores.values + i * block + lane, *minus = plus + s.n * block;
         const Vector g = load(t.product + i * block + lane);
         store(plus, scale * load(plus) * (g - dot_plus));
-        store(minus, scale * load(minus) * (p.joint ? fma(negative, g, set(0) - dot_plus) : negative * (g - dot_minus)));
+        store(minus,
+              scale * load(minus) * (p.joint ? fma(negative, g, set(0) - dot_plus) : negative * (g - dot_minus)));
       }
     }
   });
@@ -175,7 +176,8 @@ void stage2_backward(const Problem& p, Kernel::Rows queries, void* head_memory, 
       }
     fill_pairs(t.attention, s.n, block);
     fill_rows(t.attention, s.n, block);
-    multiply<E, true>(m, columns, s.words<E>(s.n), t.attention.pairs, block, head.contrast.pairs, s.D, t.read.values, s.D);
+    multiply<E, true>(m, columns, s.words<E>(s.n), t.attention.pairs, block, head.contrast.pairs, s.D, t.read.values,
+                      s.D);
     norm_backward<E, T>(p, queries, row, m, t.read, part.gain2);
 
     fill_rows(t.read, m, s.D);
@@ -209,7 +211,8 @@ void contrast_backward(const Problem& p, int64_t head_index, int64_t chunks, voi
   const BackwardPart total(p, Arena(parts));
   for (int64_t chunk = 1; chunk < chunks; chunk++) {
     const BackwardPart part(p, Arena((char*)parts + chunk * total.bytes));
-    for (int64_t c = 0; c < s.n * s.D; c += lanes) store(total.contrast + c, load(total.contrast + c) + load(part.contrast + c));
+    for (int64_t c = 0; c < s.n * s.D; c += lanes)
+      store(total.contrast + c, load(total.contrast + c) + load(part.contrast + c));
     for (int64_t c = 0; c < s.D; c += lanes) store(total.gain2 + c, load(total.gain2 + c) + load(part.gain2 + c));
     store(total.lambda2, load(total.lambda2) + load(part.lambda2));
   }
@@ -284,13 +287,15 @@ void stage1_backward(const Problem& p, Kernel::Rows keys, void* head_memory, voi
     fetch(row_of<T>(p, p.dv, keys.head_index, row), p.dv.row, m, s.d);
     fetch(row_of<T>(p, p.dk, keys.head_index, row), p.dk.row, m, s.d);
     fill_pairs(t.attention, s.n, block);
-    multiply<E, true>(m, columns, s.words<E>(s.n), t.attention.pairs, block, head.difference.pairs, s.D, t.read.values, s.D);
+    multiply<E, true>(m, columns, s.words<E>(s.n), t.attention.pairs, block, head.difference.pairs, s.D, t.read.values,
+                      s.D);
     write<E, T>(p, p.dv, keys.head_index, row, m, t.read.values);
 
     fill_rows(t.scores, s.n2, block);
     fill_pairs(t.scores, s.n2, block);
     to_pairs<E>(row_of<T>(p, p.k, keys.head_index, row), p.k.row, m, s.d, t.pairs, s.D);
-    multiply<E, false, true>(s.n2, columns, s.words<E>(m), t.scores.rows, block / E::pack, t.pairs, s.D, part.tokens, s.D);
+    multiply<E, false, true>(s.n2, columns, s.words<E>(m), t.scores.rows, block / E::pack, t.pairs, s.D, part.tokens,
+                             s.D);
     multiply<E, true>(m, columns, s.words<E>(s.n2), t.scores.pairs, block, head.tokens.pairs, s.D, t.read.values, s.D);
     write<E, T>(p, p.dk, keys.head_index, row, m, t.read.values);
   });
@@ -304,7 +309,8 @@ void tokens_backward(const Problem& p, int64_t head_index, int64_t chunks, void*
   const BackwardPart total(p, Arena(parts));
   for (int64_t chunk = 1; chunk < chunks; chunk++) {
     const BackwardPart part(p, Arena((char*)parts + chunk * total.bytes));
-    for (int64_t c = 0; c < s.n2 * s.D; c += lanes) store(total.tokens + c, load(total.tokens + c) + load(part.tokens + c));
+    for (int64_t c = 0; c < s.n2 * s.D; c += lanes)
+      store(total.tokens + c, load(total.tokens + c) + load(part.tokens + c));
   }
   for (int64_t i = 0; i < s.n2; i++) {
     const View& view = i < s.n ? p.dpos : p.dneg;

@@ -48,14 +48,16 @@ void parallel(int64_t count, const auto& f) { torch::stable::parallel_for(0, cou
 
 bool is_bfloat16(const Tensor& x) { return x.scalar_type() == ScalarType::BFloat16; }
 
-Tensor unit_last_stride(const Tensor& x) { return x.stride(3) == 1 || x.size(3) == 1 ? x : torch::stable::contiguous(x); }
+Tensor unit_last_stride(const Tensor& x) {
+  return x.stride(3) == 1 || x.size(3) == 1 ? x : torch::stable::contiguous(x);
+}
 
 View view(const Tensor& x) { return {const_cast<void*>(x.const_data_ptr()), x.stride(0), x.stride(1), x.stride(2)}; }
 
 // As q is laid out by a projection, (B, N, heads, d), so that joining the heads again copies nothing.
 Tensor joined_heads(const Tensor& like) {
-  return torch::stable::transpose(torch::stable::new_empty(like, {like.size(0), like.size(2), like.size(1), like.size(3)}),
-                                  1, 2);
+  return torch::stable::transpose(
+      torch::stable::new_empty(like, {like.size(0), like.size(2), like.size(1), like.size(3)}), 1, 2);
 }
 
 Tensor new_float32(const Tensor& like, std::vector<int64_t> sizes) {
@@ -115,8 +117,8 @@ bool nothing_to_do(const Problem& p) { return p.B * p.heads * p.N * p.d * p.n ==
 // ---- ops
 
 std::tuple<Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2,
-                                   Tensor gain1, Tensor gain2, double eps, bool joint,
-                                   std::vector<int64_t> pool, bool save) {
+                                   Tensor gain1, Tensor gain2, double eps, bool joint, std::vector<int64_t> pool,
+                                   bool save) {
   Arguments a{q, k, v, pos, neg, lambda1, lambda2, gain1, gain2, eps, joint, pool};
   Problem p = a.problem();
   Tensor out = joined_heads(q), saved = new_float32(q, {p.B, p.heads, 2 * p.n, save ? p.d + 2 : 0});
@@ -124,14 +126,18 @@ std::tuple<Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor pos, Ten
   p.saved = save ? static_cast<float*>(saved.mutable_data_ptr()) : nullptr;
   check(!nothing_to_do(p) || out.numel() == 0, "there is no contrast token");
   if (!nothing_to_do(p))
-    run(kernel_for(p.bfloat16).forward, p, torch::stable::get_num_threads(), [](int64_t n, const auto& f) { parallel(n, f); });
+    run(kernel_for(p.bfloat16).forward, p, torch::stable::get_num_threads(),
+        [](int64_t n, const auto& f) { parallel(n, f); });
   return {out, saved};
 }
 
-// Gradients of q, k, v, pos, neg, and, summed over batch and heads, of gain1, gain2 (d each), lambda1, lambda2: (2d + 2,)
-std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
-    Tensor grad, Tensor q, Tensor k, Tensor v, Tensor pos, Tensor neg, Tensor lambda1, Tensor lambda2, Tensor gain1,
-    Tensor gain2, Tensor saved, double eps, bool joint, std::vector<int64_t> pool) {
+// Gradients of q, k, v, pos, neg, and, summed over batch and heads, of gain1, gain2 (d each), lambda1, lambda2: (2d +
+// 2,)
+std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor grad, Tensor q, Tensor k, Tensor v,
+                                                                    Tensor pos, Tensor neg, Tensor lambda1,
+                                                                    Tensor lambda2, Tensor gain1, Tensor gain2,
+                                                                    Tensor saved, double eps, bool joint,
+                                                                    std::vector<int64_t> pool) {
   Arguments a{q, k, v, pos, neg, lambda1, lambda2, gain1, gain2, eps, joint, pool};
   Problem p = a.problem();
   check(saved.scalar_type() == ScalarType::Float && saved.is_contiguous() &&
@@ -147,7 +153,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(
   p.saved = static_cast<float*>(saved.mutable_data_ptr());
   p.sums = static_cast<float*>(sums.mutable_data_ptr());
   if (!nothing_to_do(p))
-    run(kernel_for(p.bfloat16).backward, p, torch::stable::get_num_threads(), [](int64_t n, const auto& f) { parallel(n, f); });
+    run(kernel_for(p.bfloat16).backward, p, torch::stable::get_num_threads(),
+        [](int64_t n, const auto& f) { parallel(n, f); });
   else
     torch::stable::zero_(dpos), torch::stable::zero_(dneg);
   float* result = static_cast<float*>(total.mutable_data_ptr());
@@ -228,7 +235,8 @@ void add_value_conv_(Tensor added, Tensor values, Tensor weight, Tensor bias, in
 }
 
 // Gradients of the values, the weight and the bias.
-std::tuple<Tensor, Tensor, Tensor> value_conv_backward(Tensor grad, Tensor values, Tensor weight, int64_t H, int64_t W) {
+std::tuple<Tensor, Tensor, Tensor> value_conv_backward(Tensor grad, Tensor values, Tensor weight, int64_t H,
+                                                       int64_t W) {
   ConvolutionArguments a{values, grad, weight, H, W};
   Convolution c = a.convolution();
   const Kernel& kernel = kernel_for(is_bfloat16(values));
@@ -262,8 +270,7 @@ STABLE_TORCH_LIBRARY(lineardiff, m) {
       "Tensor gain1, Tensor gain2, Tensor saved, float eps, bool joint, SymInt[] pool) -> "
       "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
   m.def("add_value_conv(Tensor added, Tensor values, Tensor weight, Tensor bias, SymInt H, SymInt W) -> Tensor");
-  m.def(
-      "add_value_conv_(Tensor(a!) added, Tensor values, Tensor weight, Tensor bias, SymInt H, SymInt W) -> ()");
+  m.def("add_value_conv_(Tensor(a!) added, Tensor values, Tensor weight, Tensor bias, SymInt H, SymInt W) -> ()");
   m.def(
       "value_conv_backward(Tensor grad, Tensor values, Tensor weight, SymInt H, SymInt W) -> (Tensor, Tensor, Tensor)");
   m.def("vca_isa(int limit) -> int");

@@ -1,6 +1,6 @@
-// The depth-wise 3 x 3 convolution of the values on their grid, which the paper adds to the attention's output. T is the
-// type of the tensors; sums are float32. Lanes are channels; weights are (9, C), a row for each place of the kernel.
-// `out` may be `added` itself.
+// The depth-wise 3 x 3 convolution of the values on their grid, which the paper adds to the attention's output. T is
+// the type of the tensors; sums are float32. Lanes are channels; weights are (9, C), a row for each place of the
+// kernel. `out` may be `added` itself.
 #pragma once
 #include <type_traits>
 
@@ -31,7 +31,8 @@ INLINE void convolve_channels(const Convolution& c, const T* x, const T* added, 
         sums[ky] = fma(w[3 * ky + kx], whole ? load(value) : load_first(value, count), sums[ky]);
       }
     Vector sum = sums[0] + sums[1] + sums[2];
-    if (added) sum = sum + (whole ? load(added + column * c.added.row) : load_first(added + column * c.added.row, count));
+    if (added)
+      sum = sum + (whole ? load(added + column * c.added.row) : load_first(added + column * c.added.row, count));
     T* to = out + column * c.out.row;
     whole ? store(to, sum) : store_first(to, count, sum);
   };
@@ -77,8 +78,8 @@ void pass_prefix(const Convolution& c, int64_t image) {
       }
 }
 
-// Gradients of the weight (9, C) and of the bias (C) at the lanes from channel i of a head on, from those of the output,
-// which are in `added`.
+// Gradients of the weight (9, C) and of the bias (C) at the lanes from channel i of a head on, from those of the
+// output, which are in `added`.
 template <class T>
 void weight_backward(const Convolution& c, int64_t head, int64_t i, float* weight, float* bias) {
   const int64_t prefix = c.N - c.H * c.W, count = c.d - i, channel = head * c.d + i;

@@ -23,7 +23,9 @@ struct Sizes {
   explicit Sizes(const Problem& p) : d(p.d), D(round_up(p.d, lanes)), n(p.n), n2(2 * p.n) {}
   int64_t d, D, n, n2;  // D: d padded to whole vectors
   template <class E>
-  int64_t words(int64_t count) const { return (count + E::pack - 1) / E::pack; }
+  int64_t words(int64_t count) const {
+    return (count + E::pack - 1) / E::pack;
+  }
 };
 
 template <class T>
@@ -39,7 +41,8 @@ INLINE void fetch(const T* x, int64_t row, int64_t m, int64_t d) {
     for (int64_t c = 0; c < d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(x + i * row + c, 0, 2);
 }
 
-// Blocks of [begin, end) of about equal size, each but the last a multiple of the lanes: f(first row, rows, padded rows).
+// Blocks of [begin, end) of about equal size, each but the last a multiple of the lanes: f(first row, rows, padded
+// rows).
 template <class F>
 INLINE void for_blocks(int64_t begin, int64_t end, F f) {
   const int64_t vectors = (end - begin + lanes - 1) / lanes, blocks = (vectors * lanes + block - 1) / block;
@@ -110,8 +113,10 @@ struct Scratch {
 
 struct Cell {  // rows and columns of the grid that one contrast token averages, as in adaptive average pooling
   Cell(const Problem& p, int64_t i)
-      : top(i / p.w * p.H / p.h), bottom(((i / p.w + 1) * p.H + p.h - 1) / p.h),
-        left(i % p.w * p.W / p.w), right(((i % p.w + 1) * p.W + p.w - 1) / p.w) {}
+      : top(i / p.w * p.H / p.h),
+        bottom(((i / p.w + 1) * p.H + p.h - 1) / p.h),
+        left(i % p.w * p.W / p.w),
+        right(((i % p.w + 1) * p.W + p.w - 1) / p.w) {}
   float share() const { return 1.0f / float((bottom - top) * (right - left)); }
   int64_t top, bottom, left, right;
 };
@@ -156,7 +161,8 @@ INLINE float score_scale(const Problem& p) { return log2_e / __builtin_sqrtf(flo
 // The reference that is subtracted from the scores of each token. It need not be their maximum: it is raised, and what
 // was summed so far scaled down, only when a score exceeds it by more than 2^8, which is rare after the first block.
 template <class E>
-void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t, const Part& part) {
+void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t,
+                   const Part& part) {
   const Sizes s(p);
   const Vector scale = set(score_scale(p));
   const float tolerated = 8 / score_scale(p);
@@ -280,7 +286,8 @@ void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_m
 
 // ---- stage II
 
-// Down the rows of `width` vectors of scores: exp2 in place, the sums' reciprocals of both streams (or of both together).
+// Down the rows of `width` vectors of scores: exp2 in place, the sums' reciprocals of both streams (or of both
+// together).
 template <class E, int width>
 INLINE void softmax_columns(const Problem& p, float* scores, Vector (&plus)[width], Vector (&minus)[width]) {
   const Sizes s(p);

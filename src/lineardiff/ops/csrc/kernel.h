@@ -18,14 +18,15 @@ struct Problem {
   bool bfloat16;  // type of q, k, v, out and their gradients; float32 otherwise
   bool joint;     // one softmax over the 2n tokens in stage II
   View q, k, v;
-  View pos, neg;            // t+ and t-, or, with pooling, the embeddings e+ and e-
-  bool tokens_bfloat16;     // type of pos, neg and their gradients
-  int64_t H, W, h, w;       // h > 0: the last H*W queries are averaged into h x w cells; t = average + embedding
+  View pos, neg;         // t+ and t-, or, with pooling, the embeddings e+ and e-
+  bool tokens_bfloat16;  // type of pos, neg and their gradients
+  int64_t H, W, h, w;    // h > 0: the last H*W queries are averaged into h x w cells; t = average + embedding
   float lambda1, lambda2, eps;
   const float *gain1, *gain2;  // (d,), with the constant (1 - lambda_init) multiplied in
 
   View out;
-  float* saved;  // for the backward pass, (B, heads, 2n, d + 2): what each token read, its maximum, 1 / its sum; may be null
+  float* saved;  // for the backward pass, (B, heads, 2n, d + 2): what each token read, its maximum, 1 / its sum; may be
+                 // null
 
   View grad, dq, dk, dv, dpos, dneg;  // backward only
   float* sums;                        // backward only, (B * heads, 2d + 2): gradients of gain1, gain2, lambda1, lambda2

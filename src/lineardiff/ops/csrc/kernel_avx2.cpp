@@ -5,6 +5,8 @@
 
 namespace lineardiff::avx2 {
 
-const Kernel* kernel(bool bfloat16_type) { return bfloat16_type ? table<Float32, bfloat16>() : table<Float32, float>(); }
+const Kernel* kernel(bool bfloat16_type) {
+  return bfloat16_type ? table<Float32, bfloat16>() : table<Float32, float>();
+}
 
 }  // namespace lineardiff::avx2

@@ -86,8 +86,8 @@ constexpr int tile_vectors = registers == 32 ? 4 : 3;
 // K and lda count words, `columns` vectors of lanes. `transposed` reads A as (K, M). `add` adds to C. B is small enough
 // to stay in the nearest cache, and A and C are gone through once.
 template <class E, bool transposed, bool add = false>
-__attribute__((noinline)) void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B,
-                                        int64_t ldb, float* C, int64_t ldc) {
+__attribute__((noinline)) void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda,
+                                        const float* B, int64_t ldb, float* C, int64_t ldc) {
   const int64_t strips = (columns + tile_vectors - 1) / tile_vectors, widest = (columns + strips - 1) / strips;
   const int64_t height = tile_rows(int(widest)), tiles = (M + height - 1) / height;
   for (int64_t t = 0, i = 0; t < tiles; t++) {  // tiles of equal height rather than a thin last one
@@ -132,8 +132,9 @@ INLINE void transpose(const T* x, int64_t row, int64_t m, int64_t d, float* out,
         } else
           for (int r = 0; r < 8; r++) {
 #if LINEARDIFF_AVX512
-            _mm256_store_ps(block + 8 * r, _mm256_castsi256_ps(_mm256_slli_epi32(
-                                               _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + r * row))), 16)));
+            _mm256_store_ps(block + 8 * r,
+                            _mm256_castsi256_ps(_mm256_slli_epi32(
+                                _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + r * row))), 16)));
 #else
             store(block + 8 * r, load(from + r * row));
 #endif

@@ -47,9 +47,7 @@ class Chunks {
     whole = heads >= 4 * threads || heads % threads == 0;
     if (!whole) count = std::max<int64_t>(1, std::min((4 * threads + heads - 1) / heads, p.N / 128));
   }
-  Kernel::Rows rows(int64_t head_index, int64_t chunk) const {
-    return {head_index, start(chunk), start(chunk + 1)};
-  }
+  Kernel::Rows rows(int64_t head_index, int64_t chunk) const { return {head_index, start(chunk), start(chunk + 1)}; }
   bool whole;
   int64_t count = 1;  // chunks of a head
 
@@ -83,7 +81,8 @@ void run(const Kernel::Pass& pass, const Problem& p, int64_t threads, const Para
       for (int64_t task = begin; task < end; task++) {
         const int64_t i = task / tasks_of_head, chunk = task % tasks_of_head;
         const Kernel::Rows rows = phase->by_chunk ? chunks.rows(i, chunk) : Kernel::Rows{i, 0, p.N};
-        phase->run(p, rows, chunks.count, head + i * bytes.head, parts + (i * chunks.count + chunk) * bytes.part, scratch);
+        phase->run(p, rows, chunks.count, head + i * bytes.head, parts + (i * chunks.count + chunk) * bytes.part,
+                   scratch);
       }
     });
   }

@@ -14,20 +14,27 @@ const Kernel* table() {
       {forward_bytes<E>,
        4,
        {{[](P p, R r, int64_t, void* head, void*, void*) { tokens<E, T>(p, r.head_index, head); }, false},
-        {[](P p, R r, int64_t, void* head, void* part, void* scratch) { stage1<E, T>(p, r, head, part, scratch); }, true},
-        {[](P p, R r, int64_t chunks, void* head, void* parts, void*) { contrast<E>(p, r.head_index, chunks, head, parts); },
+        {[](P p, R r, int64_t, void* head, void* part, void* scratch) { stage1<E, T>(p, r, head, part, scratch); },
+         true},
+        {[](P p, R r, int64_t chunks, void* head, void* parts, void*) {
+           contrast<E>(p, r.head_index, chunks, head, parts);
+         },
          false},
         {[](P p, R r, int64_t, void* head, void*, void* scratch) { stage2<E, T>(p, r, head, scratch); }, true}}},
       {backward_bytes<E>,
        6,
        {{[](P p, R r, int64_t, void* head, void*, void*) { restore<E, T>(p, r.head_index, head); }, false},
-        {[](P p, R r, int64_t, void* head, void* part, void* scratch) { stage2_backward<E, T>(p, r, head, part, scratch); },
+        {[](P p, R r, int64_t, void* head, void* part, void* scratch) {
+           stage2_backward<E, T>(p, r, head, part, scratch);
+         },
          true},
         {[](P p, R r, int64_t chunks, void* head, void* parts, void*) {
            contrast_backward<E>(p, r.head_index, chunks, head, parts);
          },
          false},
-        {[](P p, R r, int64_t, void* head, void* part, void* scratch) { stage1_backward<E, T>(p, r, head, part, scratch); },
+        {[](P p, R r, int64_t, void* head, void* part, void* scratch) {
+           stage1_backward<E, T>(p, r, head, part, scratch);
+         },
          true},
         {[](P p, R r, int64_t chunks, void* head, void* parts, void*) {
            tokens_backward<E>(p, r.head_index, chunks, head, parts);
