@@ -312,15 +312,12 @@ void tokens_backward(const Problem& p, int64_t head_index, int64_t chunks, void*
     for (int64_t c = 0; c < s.n2 * s.D; c += lanes)
       store(total.tokens + c, load(total.tokens + c) + load(part.tokens + c));
   }
-  for (int64_t i = 0; i < s.n2; i++) {
-    const View& view = i < s.n ? p.dpos : p.dneg;
-    const float* from = total.tokens + i * s.D;
-    for (int64_t c = 0; c < s.d; c += lanes) {
-      if (p.tokens_bfloat16)
-        store_first(row_of<bfloat16>(p, view, head_index, i % s.n) + c, s.d - c, load(from + c));
-      else
-        store_first(row_of<float>(p, view, head_index, i % s.n) + c, s.d - c, load(from + c));
-    }
+  if (p.tokens_bfloat16) {
+    write<E, bfloat16>(p, p.dpos, head_index, 0, s.n, total.tokens);
+    write<E, bfloat16>(p, p.dneg, head_index, 0, s.n, total.tokens + s.n * s.D);
+  } else {
+    write<E, float>(p, p.dpos, head_index, 0, s.n, total.tokens);
+    write<E, float>(p, p.dneg, head_index, 0, s.n, total.tokens + s.n * s.D);
   }
   if (p.h)
     for (int64_t i = 0; i < s.n; i++) {

@@ -117,31 +117,35 @@ struct Cell {  // rows and columns of the grid that one contrast token averages,
         bottom(((i / p.w + 1) * p.H + p.h - 1) / p.h),
         left(i % p.w * p.W / p.w),
         right(((i % p.w + 1) * p.W + p.w - 1) / p.w) {}
+  Cell() = default;  // empty
   float share() const { return 1.0f / float((bottom - top) * (right - left)); }
-  int64_t top, bottom, left, right;
+  int64_t top = 0, bottom = 0, left = 0, right = 0;
 };
 
 template <class E, class T>
 void gather_tokens(const Problem& p, int64_t head_index, const Operand<E>& tokens) {
   const Sizes s(p);
   const T* grid = row_of<T>(p, p.q, head_index, p.prefix());
-  auto embedding = [&](const View& view, int64_t i, int64_t c) {
-    return p.tokens_bfloat16 ? load_first(row_of<bfloat16>(p, view, head_index, i) + c, s.d - c)
-                             : load_first(row_of<float>(p, view, head_index, i) + c, s.d - c);
-  };
-  for (int64_t i = 0; i < s.n; i++)
-    for (int64_t c = 0; c < s.D; c += lanes) {
-      Vector average = set(0);
-      if (p.h) {
-        const Cell cell(p, i);
-        for (int64_t y = cell.top; y < cell.bottom; y++)
-          for (int64_t x = cell.left; x < cell.right; x++)
-            average = average + load_first(grid + (y * p.W + x) * p.q.row + c, s.d - c);
-        average = average * set(cell.share());
+  auto gather = [&](auto type) {  // of the embeddings
+    using Embedding = decltype(type);
+    const Embedding* pos = row_of<Embedding>(p, p.pos, head_index, 0);
+    const Embedding* neg = row_of<Embedding>(p, p.neg, head_index, 0);
+    for (int64_t i = 0; i < s.n; i++, pos += p.pos.row, neg += p.neg.row) {
+      const Cell cell = p.h ? Cell(p, i) : Cell();
+      for (int64_t c = 0; c < s.D; c += lanes) {
+        Vector average = set(0);
+        if (p.h) {
+          for (int64_t y = cell.top; y < cell.bottom; y++)
+            for (int64_t x = cell.left; x < cell.right; x++)
+              average = average + load_first(grid + (y * p.W + x) * p.q.row + c, s.d - c);
+          average = average * set(cell.share());
+        }
+        store(tokens.values + i * s.D + c, average + load_first(pos + c, s.d - c));
+        store(tokens.values + (s.n + i) * s.D + c, average + load_first(neg + c, s.d - c));
       }
-      store(tokens.values + i * s.D + c, average + embedding(p.pos, i, c));
-      store(tokens.values + (s.n + i) * s.D + c, average + embedding(p.neg, i, c));
     }
+  };
+  p.tokens_bfloat16 ? gather(bfloat16{}) : gather(0.0f);
   fill_rows(tokens, s.n2, s.D);
 }
 
