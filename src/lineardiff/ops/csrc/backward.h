@@ -203,6 +203,10 @@ void stage2_backward(const Problem& p, Kernel::Rows queries, void* head_memory, 
   });
 }
 
+INLINE void accumulate(float* to, const float* from, int64_t count) {
+  for (int64_t c = 0; c < count; c += lanes) store(to + c, load(to + c) + load(from + c));
+}
+
 // Merges g(v^) of the chunks; from it g(u), g(gain1), g(l1).
 template <class E>
 void contrast_backward(const Problem& p, int64_t head_index, int64_t chunks, void* head_memory, void* parts) {
@@ -211,10 +215,9 @@ void contrast_backward(const Problem& p, int64_t head_index, int64_t chunks, voi
   const BackwardPart total(p, Arena(parts));
   for (int64_t chunk = 1; chunk < chunks; chunk++) {
     const BackwardPart part(p, Arena((char*)parts + chunk * total.bytes));
-    for (int64_t c = 0; c < s.n * s.D; c += lanes)
-      store(total.contrast + c, load(total.contrast + c) + load(part.contrast + c));
-    for (int64_t c = 0; c < s.D; c += lanes) store(total.gain2 + c, load(total.gain2 + c) + load(part.gain2 + c));
-    store(total.lambda2, load(total.lambda2) + load(part.lambda2));
+    accumulate(total.contrast, part.contrast, s.n * s.D);
+    accumulate(total.gain2, part.gain2, s.D);
+    accumulate(total.lambda2, part.lambda2, lanes);
   }
   float *gain1 = p.sums + head_index * (2 * s.d + 2), *gain2 = gain1 + s.d, *lambdas = gain2 + s.d;
   memset(gain1, 0, 4 * (2 * s.d + 2));
@@ -309,8 +312,7 @@ void tokens_backward(const Problem& p, int64_t head_index, int64_t chunks, void*
   const BackwardPart total(p, Arena(parts));
   for (int64_t chunk = 1; chunk < chunks; chunk++) {
     const BackwardPart part(p, Arena((char*)parts + chunk * total.bytes));
-    for (int64_t c = 0; c < s.n2 * s.D; c += lanes)
-      store(total.tokens + c, load(total.tokens + c) + load(part.tokens + c));
+    accumulate(total.tokens, part.tokens, s.n2 * s.D);
   }
   if (p.tokens_bfloat16) {
     write<E, bfloat16>(p, p.dpos, head_index, 0, s.n, total.tokens);
