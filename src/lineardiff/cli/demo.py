@@ -68,7 +68,7 @@ def compare(
     import torch
 
     from lineardiff.cli.comparison import contrast_picture, examples, look_at, measure
-    from lineardiff.cli.info import cpu_cores
+    from lineardiff.evaluate.environment import cpu_cores
     from lineardiff.visualize import plot_curves, report_html
 
     # A core for each loader: more busy threads than cores make PyTorch's threads wait for each other.

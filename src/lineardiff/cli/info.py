@@ -10,6 +10,7 @@ import torch
 
 from lineardiff.cli.arguments import parse
 from lineardiff.cli.table import format_table
+from lineardiff.evaluate.environment import cpu_cores
 from lineardiff.ops.backends import BACKENDS, VARIABLE
 
 PACKAGES = ("lineardiff", "torch", "timm", "torchvision", "accelerate", "datasets", "safetensors", "tyro")
@@ -58,11 +59,6 @@ def hardware() -> dict[str, str]:
         capability = f"capability {properties.major}.{properties.minor}"
         found[f"cuda:{index}"] = f"{properties.name}, {memory}, {capability}"
     return found
-
-
-def cpu_cores() -> int | None:
-    """Cores that this process may use; in a container these can be fewer than the machine has."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def backends() -> list[tuple[str, str, str]]:

@@ -22,7 +22,7 @@ def environment(packages: tuple[str, ...] = ("lineardiff", "torch", "timm")) -> 
     memory = memory_bytes()
     return {
         "cpu": cpu_name(),
-        "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "cores": cpu_cores(),
         "capability": torch.backends.cpu.get_cpu_capability(),
         "memory_gib": None if memory is None else round(memory / 2**30, 1),
         "threads": torch.get_num_threads(),
@@ -30,6 +30,11 @@ def environment(packages: tuple[str, ...] = ("lineardiff", "torch", "timm")) -> 
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "versions": {"python": platform.python_version()} | {name: _version(name) for name in packages},
     }
+
+
+def cpu_cores() -> int | None:
+    """Cores that this process may use; in a container these can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def cpu_name() -> str:

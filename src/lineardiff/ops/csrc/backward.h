@@ -5,8 +5,9 @@
 //              g(S+) = s P+ (g(A) - rowsum P+ g(A)),  g(S-) = -l2 s P- (g(A) - rowsum P- g(A))
 //              g(q) = g(S) T,  g(T) += g(S)^T q
 //   stage I    v^ = gain1 u / rms(u), u = v+ - l1 v-;  g(v+) = g(u), g(v-) = -l1 g(u)
-//              g(v) = (P+ - l1 P-)^T g(u);  g(S+) = s P+ (g(u) v^T - g(u) . v+),  g(S-) = -l1 s P- (g(u) v^T - g(u) .
-//              v-) g(k) = g(S)^T T,  g(T) += g(S) k
+//              g(v) = (P+ - l1 P-)^T g(u)
+//              g(S+) = s P+ (g(u) v^T - g(u) . v+),  g(S-) = -l1 s P- (g(u) v^T - g(u) . v-)
+//              g(k) = g(S)^T T,  g(T) += g(S) k
 #pragma once
 #include "forward.h"
 

@@ -131,8 +131,7 @@ std::tuple<Tensor, Tensor> forward(Tensor q, Tensor k, Tensor v, Tensor pos, Ten
   return {out, saved};
 }
 
-// Gradients of q, k, v, pos, neg, and, summed over batch and heads, of gain1, gain2 (d each), lambda1, lambda2: (2d +
-// 2,)
+// Gradients of q, k, v, pos, neg, and, summed over batch and heads, (2d + 2,), of gain1, gain2, lambda1, lambda2.
 std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor> backward(Tensor grad, Tensor q, Tensor k, Tensor v,
                                                                     Tensor pos, Tensor neg, Tensor lambda1,
                                                                     Tensor lambda2, Tensor gain1, Tensor gain2,
