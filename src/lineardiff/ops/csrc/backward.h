@@ -76,13 +76,7 @@ void restore(const Problem& p, int64_t head_index, void* head_memory) {
     head.statistics[i] = saved[0];
     head.statistics[s.n2 + i] = saved[1];
   }
-  for (int64_t i = 0; i < s.n; i++) {
-    const float* plus = p.saved + (head_index * s.n2 + i) * (s.d + 2);
-    contrast_row(p, plus, plus + s.n * (s.d + 2), [&](int64_t c, Vector u, float inverse) {
-      store(head.contrast.values + i * s.D + c, u * set(inverse) * load_first(p.gain1 + c, s.d - c));
-    });
-  }
-  fill_pairs(head.contrast, s.n, s.D);
+  norm_contrast(p, p.saved + head_index * s.n2 * (s.d + 2), s.d + 2, head.contrast);
   fill_rows(head.contrast, s.n, s.D);
 }
 

@@ -252,6 +252,17 @@ INLINE void contrast_row(const Problem& p, const float* plus, const float* minus
     f(c, fma(load_first(minus + c, s.d - c), lambda, load_first(plus + c, s.d - c)), inverse);
 }
 
+// v^ from what the tokens read, (2n, row).
+template <class E>
+INLINE void norm_contrast(const Problem& p, const float* read, int64_t row, const Operand<E>& contrast) {
+  const Sizes s(p);
+  for (int64_t i = 0; i < s.n; i++)
+    contrast_row(p, read + i * row, read + (s.n + i) * row, [&](int64_t c, Vector u, float inverse) {
+      store(contrast.values + i * s.D + c, u * set(inverse) * load_first(p.gain1 + c, s.d - c));
+    });
+  fill_pairs(contrast, s.n, s.D);
+}
+
 // Merges the chunks of stage I and norms their difference.
 template <class E>
 void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_memory, void* parts) {
@@ -281,11 +292,7 @@ void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_m
       saved[s.d + 1] = inverse;
     }
   }
-  for (int64_t i = 0; i < s.n; i++)
-    contrast_row(p, total.read + i * s.D, total.read + (s.n + i) * s.D, [&](int64_t c, Vector u, float inverse) {
-      store(head.contrast.values + i * s.D + c, u * set(inverse) * load_first(p.gain1 + c, s.d - c));
-    });
-  fill_pairs(head.contrast, s.n, s.D);
+  norm_contrast(p, total.read, s.D, head.contrast);
 }
 
 // ---- stage II
