@@ -11,9 +11,9 @@ from pathlib import Path
 import torch
 
 from benchmarks.common import SHAPES, SWEEP, argument_parser
+from lineardiff.bench import Limits, Shape, layer_candidates, op_candidates
+from lineardiff.bench.candidates import runnable_backends
 from lineardiff.cli.bench import installed_peers, measure_and_save
-from lineardiff.evaluate import Limits, Shape, layer_candidates, op_candidates
-from lineardiff.evaluate.attention_candidates import runnable_backends
 
 
 def main() -> None:

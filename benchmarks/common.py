@@ -12,11 +12,11 @@ import torch
 from torch.nn import functional as F
 
 import lineardiff  # registers the models  # noqa: F401
+from lineardiff.bench import environment, images_per_second, peak_memory
+from lineardiff.bench.memory import can_measure
+from lineardiff.bench.speed import Mode
 from lineardiff.cli.bench import machine_line
-from lineardiff.cli.table import format_table
-from lineardiff.evaluate import environment, images_per_second, peak_memory
-from lineardiff.evaluate.memory import can_measure
-from lineardiff.evaluate.speed import Mode
+from lineardiff.table import format_table
 
 # (B, heads, N, d, n): DeiT-T, SiT-S/2 at 256 pixels, larger images, the first stage of VCA-PVT and VCA-Swin
 SHAPES = (

@@ -11,8 +11,8 @@ from collections.abc import Callable
 import torch
 
 from benchmarks.common import argument_parser, print_machine, save
-from lineardiff.evaluate import interleaved
-from lineardiff.models import create_generator
+from lineardiff.bench import interleaved
+from lineardiff.models import create_dit
 
 COLUMNS = (
     "step",
@@ -67,7 +67,7 @@ def main() -> None:
     rows = []
     for latent in arguments.latents:
         torch.manual_seed(0)
-        models = {name: create_generator(name, sample_size=latent).to(dtype) for name in arguments.models}
+        models = {name: create_dit(name, sample_size=latent).to(dtype) for name in arguments.models}
         tokens = (latent // next(iter(models.values())).config.patch_size) ** 2
         all_steps = {n: steps(m, latent, arguments.batch_size, dtype) for n, m in models.items()}
         for step in ("sampling", "training"):

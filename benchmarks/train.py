@@ -19,9 +19,9 @@ from benchmarks.common import (
     print_machine,
     save,
 )
+from lineardiff.bench import Limits, Shape, op_candidates
+from lineardiff.bench.candidates import runnable_backends
 from lineardiff.cli.bench import measure_and_save
-from lineardiff.evaluate import Limits, Shape, op_candidates
-from lineardiff.evaluate.attention_candidates import runnable_backends
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Makes tests/ importable (truth.py), keeps tests off the network, and finds the shared data."""
+"""Keep the tests off the network, and find their data."""
 
 import os
 from pathlib import Path
@@ -23,5 +23,5 @@ def shared_data() -> Path:
 
 @pytest.fixture(scope="session")
 def parity_data() -> Path:
-    """The folder of what the authors' code answers."""
-    return _shared("parity")
+    """Return the folder of recorded outputs of the authors' code."""
+    return Path(__file__).parent / "parity" / "data"

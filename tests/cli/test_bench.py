@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from lineardiff.bench import candidates as attention_candidates
+from lineardiff.bench.rows import Row, read_rows
 from lineardiff.cli import bench, main
-from lineardiff.evaluate import attention_candidates
-from lineardiff.evaluate.attention_rows import Row, read_rows
 
 TINY = ["--heads", "1", "--head-dim", "8", "--contrast-tokens", "4", "--seconds", "0.001", "--device", "cpu"]
 
@@ -71,7 +71,7 @@ def test_the_table_shows_what_the_file_holds(tmp_path: Path, capsys: pytest.Capt
 
 
 def test_what_is_not_measured_says_so_in_the_table() -> None:
-    from lineardiff.cli.bench_table import crossover_table, speed_table
+    from lineardiff.bench.table import crossover_table, speed_table
 
     measured = Row(
         "op", "train", "float32", 1, 1, 1024, 8, 4, "sdpa", "measured", ms=100.0, low_ms=99.0, high_ms=125.0

@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from lineardiff.cli.errors import exit_code, nearest
+from lineardiff.cli.errors import exit_code
+from lineardiff.suggest import suggest
 
 
 def failing(error: BaseException) -> int:
@@ -94,6 +95,6 @@ def test_success_and_help_are_zero() -> None:
 
 
 def test_nearest_names_or_the_first_ones() -> None:
-    assert nearest("dem", ["demo", "imagenet_deit"]) == "did you mean demo?"
-    assert nearest("xyz", ["demo", "imagenet_deit"]) == "there are demo, imagenet_deit"
-    assert nearest("xyz", map(str, range(100))) == "there are 0, 1, 2, 3, 4, 5, 6, 7, ..."
+    assert suggest("dem", ["demo", "imagenet_deit"]) == "did you mean demo?"
+    assert suggest("xyz", ["demo", "imagenet_deit"]) == "there are demo, imagenet_deit"
+    assert suggest("xyz", map(str, range(100))) == "there are 0, 1, 2, 3, 4, 5, 6, 7, ..."

@@ -94,7 +94,7 @@ def test_two_processes_write_what_one_writes(
         )
         (tmp_path / "two").mkdir(exist_ok=True)
         monkeypatch.setattr(
-            "lineardiff.cli.pretrained.join_processes", lambda device, s=state: (s, torch.device("cpu"))
+            "lineardiff.pipelines.pretrained.join_processes", lambda device, s=state: (s, torch.device("cpu"))
         )
         capsys.readouterr()
         if rank == 0:  # the main process writes the settings first of all

@@ -16,8 +16,8 @@ from lineardiff.evaluate import open_batches
 
 pytest.importorskip("diffusers")
 
-from lineardiff.cli.sample_folder import Plan
-from lineardiff.generation.pipeline import LinearDiffPipeline
+from lineardiff.pipelines.pipeline import LinearDiffPipeline
+from lineardiff.pipelines.sample_folder import Plan
 
 
 @pytest.fixture(scope="module")
@@ -233,8 +233,8 @@ def test_settings_say_what_was_sampled(run_folder: Path, tmp_path: Path) -> None
 def test_a_missing_package_names_the_extra(
     run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setitem(sys.modules, "lineardiff.generation.pipeline", None)
-    monkeypatch.delitem(sys.modules, "lineardiff.generation.pipeline")
+    monkeypatch.setitem(sys.modules, "lineardiff.pipelines.pipeline", None)
+    monkeypatch.delitem(sys.modules, "lineardiff.pipelines.pipeline")
     monkeypatch.setitem(sys.modules, "diffusers", None)
     assert main(["sample", str(run_folder), "--output", str(tmp_path / "a")]) == 2
     assert "pip install 'lineardiff[generate]'" in capsys.readouterr().err

@@ -50,8 +50,8 @@ def expected(layer, x, feat_size):
         gains=gains,
         lambda_inits=(init, init),
         softmax=layer.softmax,
-        stage1=layer.stage1,
-        stage2=layer.stage2,
+        global_contrast=layer.global_contrast,
+        patchwise=layer.patchwise,
     )
     o = torch.cat(list(o.unbind(1)), dim=-1)
     if "conv.weight" in p:
@@ -78,11 +78,11 @@ OPTIONS = [
     {"depth": 5},
     {"tokens": "embed"},
     {"tokens": "pool"},
-    {"stage1": "plain"},
-    {"stage2": "plain"},
-    {"stage1": "plain", "stage2": "plain", "tokens": "pool"},
-    {"stage1": "halves", "stage2": "halves"},
-    {"stage1": "halves", "stage2": "contrast", "softmax": "joint"},
+    {"global_contrast": "plain"},
+    {"patchwise": "plain"},
+    {"global_contrast": "plain", "patchwise": "plain", "tokens": "pool"},
+    {"global_contrast": "halves", "patchwise": "halves"},
+    {"global_contrast": "halves", "patchwise": "differential", "softmax": "joint"},
 ]
 
 
@@ -234,7 +234,7 @@ def test_two_sizes_through_one_checkpointed_layer_before_one_backward():
 
 
 def test_deepcopy_pickle_and_state_dict_keep_the_answer():
-    layer = make(contrast_grid=(3, 2), grid_size=(6, 4), stage1="halves")
+    layer = make(contrast_grid=(3, 2), grid_size=(6, 4), global_contrast="halves")
     x = torch.randn(1, 26, 24, dtype=torch.float64)
     answer = layer(x)
     assert torch.equal(copy.deepcopy(layer)(x), answer)
@@ -243,7 +243,7 @@ def test_deepcopy_pickle_and_state_dict_keep_the_answer():
     torch.save(layer.state_dict(), buffer)
     buffer.seek(0)
     other = VisualContrastAttention(
-        24, 3, contrast_grid=(3, 2), grid_size=(6, 4), stage1="halves", dtype=torch.float64
+        24, 3, contrast_grid=(3, 2), grid_size=(6, 4), global_contrast="halves", dtype=torch.float64
     )
     other.load_state_dict(torch.load(buffer, weights_only=True))
     assert torch.equal(other(x), answer)
@@ -288,11 +288,11 @@ def test_torchscript_gives_the_same():
         ({"contrast_grid": 7}, "contrast_grid must be two positive integers .* got 7"),
         ({"grid_size": (4,)}, "grid_size must be two positive integers"),
         ({"tokens": "max"}, "tokens='max' is unknown"),
-        ({"stage2": "linear"}, "stage2='linear' is unknown"),
+        ({"patchwise": "linear"}, "patchwise='linear' is unknown"),
         ({"softmax": "none"}, "softmax='none' is unknown"),
         ({"pool": "max"}, "pool='max' is unknown"),
         ({"depth": -1}, "depth=-1 is negative"),
-        ({"num_heads": 8, "stage1": "halves"}, "even head dimension"),
+        ({"num_heads": 8, "global_contrast": "halves"}, "even head dimension"),
     ],
 )
 def test_bad_options_say_what_to_do(options, message):

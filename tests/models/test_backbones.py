@@ -53,11 +53,11 @@ def test_any_arm_in_any_stage(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_options_reach_the_layers_and_depth_counts_through_the_network(name):
-    model = small(name, softmax="joint", stage2="plain", conv=False)
+    model = small(name, softmax="joint", patchwise="plain", conv=False)
     layers = [a for a in itertools.chain(*attentions(model)) if isinstance(a, VisualContrastAttention)]
     assert len(layers) >= 3
     for index, layer in enumerate(layers):
-        assert (layer.softmax, layer.stage2, layer.conv) == ("joint", "plain", None)
+        assert (layer.softmax, layer.patchwise, layer.conv) == ("joint", "plain", None)
         assert layer.lambda_init == pytest.approx(0.8 - 0.6 * 2.718281828459045 ** (-0.3 * index))
     with pytest.raises(TypeError, match="sofmax"):
         small(name, sofmax="joint")

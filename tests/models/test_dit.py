@@ -171,14 +171,19 @@ def test_bfloat16_and_autocast_are_close(attention):
 def test_options_reach_the_layers_and_are_said_where_they_mean_nothing(caplog):
     options = {
         "tokens": "embed",
-        "stage1": "plain",
-        "stage2": "halves",
+        "global_contrast": "plain",
+        "patchwise": "halves",
         "softmax": "joint",
         "conv": False,
         "contrast_grid": (3, 2),
     }
     attn = DiT(**TINY, attention=["vca", "agent"], **options).blocks[0].attn
-    assert (attn.tokens, attn.stage1, attn.stage2, attn.softmax) == ("embed", "plain", "halves", "joint")
+    assert (attn.tokens, attn.global_contrast, attn.patchwise, attn.softmax) == (
+        "embed",
+        "plain",
+        "halves",
+        "joint",
+    )
     assert attn.conv is None
     assert attn.contrast_grid == (3, 2)
     caplog.clear()

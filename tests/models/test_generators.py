@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from lineardiff.models import GENERATORS, create_generator
+from lineardiff.models import DIT_CONFIGS, create_dit
 
 
 def count(model):
@@ -15,12 +15,12 @@ def count(model):
 
 def meta(name, **options):
     with torch.device("meta"):
-        return create_generator(name, **options)
+        return create_dit(name, **options)
 
 
 def test_every_size_patch_family_and_arm_has_a_name():
-    assert len(GENERATORS) == len(set(GENERATORS)) == 2 * 2 * 4 * 3
-    assert {"dit_s_2", "sit_b_4", "vca_dit_xl_2", "vca_sit_s_8"} < set(GENERATORS)
+    assert len(DIT_CONFIGS) == len(set(DIT_CONFIGS)) == 2 * 2 * 4 * 3
+    assert {"dit_s_2", "sit_b_4", "vca_dit_xl_2", "vca_sit_s_8"} < set(DIT_CONFIGS)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +75,9 @@ def test_arguments_are_handed_on():
 
 def test_unknown_names():
     with pytest.raises(ValueError, match="unknown generator 'vca_dit_xxl_2'; did you mean vca_dit_xl_2"):
-        create_generator("vca_dit_xxl_2")
+        create_dit("vca_dit_xxl_2")
     with pytest.raises(ValueError, match="unknown generator '7'; choose one of dit_s_8, "):
-        create_generator("7")
+        create_dit("7")
 
 
 def test_diffusers_is_imported_with_the_first_network_only():
@@ -89,4 +89,4 @@ def test_a_missing_extra_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "diffusers", None)
     monkeypatch.delitem(sys.modules, "lineardiff.models.dit", raising=False)
     with pytest.raises(ImportError, match=r"pip install 'lineardiff\[generate\]'"):
-        create_generator("dit_s_8")
+        create_dit("dit_s_8")

@@ -85,10 +85,16 @@ def test_arms_can_differ_by_block():
 
 
 def test_options_of_the_layer_are_handed_on():
-    model = small(tokens="pool", stage1="plain", stage2="halves", softmax="joint", conv=False)
+    model = small(tokens="pool", global_contrast="plain", patchwise="halves", softmax="joint", conv=False)
     for block in model.blocks:
         a = block.attn
-        assert (a.tokens, a.stage1, a.stage2, a.softmax, a.conv) == ("pool", "plain", "halves", "joint", None)
+        assert (a.tokens, a.global_contrast, a.patchwise, a.softmax, a.conv) == (
+            "pool",
+            "plain",
+            "halves",
+            "joint",
+            None,
+        )
         assert a.contrast_grid == (3, 4)
 
 

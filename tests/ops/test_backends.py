@@ -80,7 +80,7 @@ def test_unknown_name_lists_the_known():
 )
 def test_environment_variable(value, expected, monkeypatch):
     tensors, scalars = truth.inputs()  # float64, which no compiled backend computes
-    inputs = Inputs(*tensors, *scalars.values(), "separate", "contrast", "contrast", 1e-5)
+    inputs = Inputs(*tensors, *scalars.values(), "separate", "differential", "differential", 1e-5)
     monkeypatch.setenv("LINEARDIFF_BACKEND", value)
     spec = importlib.util.find_spec("lineardiff.ops.backends")
     fresh = importlib.util.module_from_spec(spec)  # as in a new process, which reads the variable once

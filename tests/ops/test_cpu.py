@@ -351,8 +351,8 @@ def test_library_of_another_version_is_not_used(monkeypatch):
     ("change", "reason"),
     [
         ({"dtype": torch.float64}, "float32 and bfloat16, and q is torch.float64"),
-        ({"stage1": "plain"}, "stage1='plain'"),
-        ({"stage2": "halves"}, "stage2='halves'"),
+        ({"global_contrast": "plain"}, "global_contrast='plain'"),
+        ({"patchwise": "halves"}, "patchwise='halves'"),
         ({"device": "meta"}, "the tensors are on meta"),
     ],
 )

@@ -17,9 +17,9 @@ SHAPES = (  # B, heads, N, d, n
     (3, 2, 31, 10, 31),
 )
 OPTIONS = [
-    {"softmax": softmax, "stage1": stage1, "stage2": stage2}
-    for softmax, stage1, stage2 in itertools.product(
-        ("separate", "joint"), ("contrast", "plain", "halves"), ("contrast", "plain", "halves")
+    {"softmax": softmax, "global_contrast": global_contrast, "patchwise": patchwise}
+    for softmax, global_contrast, patchwise in itertools.product(
+        ("separate", "joint"), ("differential", "plain", "halves"), ("differential", "plain", "halves")
     )
 ]
 
@@ -90,7 +90,7 @@ def test_pooling_inside_equals_adaptive_average_pooling_outside(grid, backend):
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"softmax": "joint"}, {"stage1": "halves", "stage2": "halves"}], ids=str
+    "options", [{}, {"softmax": "joint"}, {"global_contrast": "halves", "patchwise": "halves"}], ids=str
 )
 @pytest.mark.parametrize("shape", [(2, 2, 64, 16, 9), (1, 3, 197, 64, 49)], ids=str)
 def test_low_precision_is_at_most_twice_the_naive_error(shape, options, dtype):
@@ -183,10 +183,10 @@ def broken(**changes):
         ({"q": torch.zeros(2, 8, 4).double()}, "share one shape"),
         ({"pos": torch.zeros(2, 3, 4).double()}, r"pos must have shape \(B, heads, n, d\).*batch axis"),
         ({"neg": torch.zeros(1, 2, 4, 4).double()}, "neg must have shape"),
-        ({"neg": None}, "neg is None.*'contrast'"),
+        ({"neg": None}, "neg is None.*'differential'"),
         ({"v": torch.zeros(1, 2, 8, 4)}, "v is torch.float32.*convert"),
         ({"softmax": "both"}, "softmax='both' is unknown; choose one of 'separate', 'joint'"),
-        ({"stage1": "none"}, "stage1='none' is unknown"),
+        ({"global_contrast": "none"}, "global_contrast='none' is unknown"),
         ({"lambdas": (None, torch.tensor(1.0))}, r"lambdas\[0\] must be a tensor with one element"),
         ({"gains": (torch.ones(4), torch.ones(5))}, r"gains\[1\] must have shape \(d,\) = \(4,\)"),
         ({"pool": (3, 3, 1, 3)}, r"pool=\(3, 3, 1, 3\).*N=8 queries.*n=3 rows of pos"),
@@ -211,7 +211,7 @@ def test_bad_input_says_what_to_do(changes, message):
 def test_halves_need_even_channels():
     tensors, scalars = truth.inputs(1, 1, 5, 3, 2)
     with pytest.raises(ValueError, match="d=3 is odd"):
-        vca(*tensors, stage1="halves", **scalars)
+        vca(*tensors, global_contrast="halves", **scalars)
 
 
 def test_integers_are_refused():

@@ -7,7 +7,7 @@ import torch
 from recorded import normal, read
 
 from lineardiff.generation import guided
-from lineardiff.models import create_generator
+from lineardiff.models import create_dit
 
 SHAPE = (2, 4, 32, 32)
 
@@ -16,7 +16,7 @@ SHAPE = (2, 4, 32, 32)
 def recorded(request, parity_data):
     """The authors' answers, the file's metadata, and our network with the same weights."""
     file = read(parity_data / f"{request.param}-s-2_256.safetensors")
-    model = create_generator(f"{request.param}_s_2").eval()
+    model = create_dit(f"{request.param}_s_2").eval()
     model.load_state_dict({**file.weights(), "pos_embed": model.pos_embed})
     return file.tensors, file.metadata, model
 

@@ -20,8 +20,8 @@ from toy import rows
 
 from lineardiff.data import open_images, subset
 from lineardiff.data.latents import encode_moments, open_latents, write_index, write_latents
-from lineardiff.generation.autoencoder import fingerprint_of
-from lineardiff.generation.pipeline import AutoencoderKL, LinearDiffPipeline
+from lineardiff.pipelines.autoencoder import fingerprint_of
+from lineardiff.pipelines.pipeline import AutoencoderKL, LinearDiffPipeline
 from lineardiff.recipes import GenerationRecipe, fashion_sit
 from lineardiff.train import GenerationTask, train
 from lineardiff.train.generation import pixel_transform

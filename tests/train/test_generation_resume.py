@@ -15,8 +15,9 @@ from test_resume import in_child
 from tiny_generation import TINY_SIT
 from toy import fingerprint
 
-import lineardiff.generation.pipeline  # noqa: F401  # seconds, that each forked process would take
-from lineardiff.train import GenerationTask, checkpoint, train
+import lineardiff.pipelines.pipeline  # noqa: F401  # seconds, that each forked process would take
+from lineardiff.runs import checkpoint
+from lineardiff.train import GenerationTask, train
 
 
 def run(output: Path, *, dies_at: int | None = None) -> None:

@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
+from lineardiff.runs.csv_log import CsvLog
 from lineardiff.train import logs
-from lineardiff.train.logs import CsvLog, Progress, Throughput
+from lineardiff.train.logs import Progress, Throughput
 
 
 def test_numbers_read_back_exactly(tmp_path: Path) -> None:

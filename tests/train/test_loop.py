@@ -17,8 +17,8 @@ from toy import TINY, TOY, ToyTask, flat, rows
 
 from lineardiff.data import EpochBatches
 from lineardiff.recipes import TrainingRecipe
+from lineardiff.runs.folder import RunFolder
 from lineardiff.train import ClassificationTask, train
-from lineardiff.train.folder import RunFolder
 from lineardiff.train.loop import _Loop
 from lineardiff.train.setup import build_optimizer
 

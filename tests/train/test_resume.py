@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from toy import HARD, TOY, ToyTask, fingerprint
 
 from lineardiff.recipes import ClassificationRecipe
-from lineardiff.train import ClassificationTask, TrainingInterrupted, checkpoint, train
+from lineardiff.runs import checkpoint
+from lineardiff.train import ClassificationTask, TrainingInterrupted, train
 
 
 class Interrupted(ToyTask):

@@ -5,7 +5,8 @@ import logging
 import sys
 from collections.abc import Sequence
 
-from lineardiff.cli.errors import exit_code, nearest
+from lineardiff.cli.errors import exit_code
+from lineardiff.suggest import suggest
 
 COMMANDS = {
     "train": "train a recipe; a run folder that exists is continued",
@@ -46,7 +47,7 @@ def _dispatch(words: list[str]) -> None:
         return
     command, *arguments = words
     if command not in COMMANDS:
-        raise ValueError(f"there is no command {command!r}; {nearest(command, COMMANDS)}")
+        raise ValueError(f"there is no command {command!r}; {suggest(command, COMMANDS)}")
     importlib.import_module(f"lineardiff.cli.{command}").run(arguments)
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from lineardiff.cli.arguments import parse
 
 if TYPE_CHECKING:
-    from lineardiff.evaluate import Candidate, Limits, Row
+    from lineardiff.bench import Candidate, Limits, Row
 
 
 @dataclass
@@ -59,8 +59,8 @@ def run(words: Sequence[str]) -> None:
     # Here, because it takes seconds: help and mistakes in flags do not wait for it.
     import torch
 
-    from lineardiff.cli.evaluate import choose_device
-    from lineardiff.evaluate import Shape
+    from lineardiff.bench import Shape
+    from lineardiff.device import choose_device
 
     device = choose_device(arguments.device)
     if arguments.threads is not None:
@@ -98,10 +98,10 @@ def measure_and_save(
     """
     from tqdm import tqdm
 
-    from lineardiff.cli.bench_table import crossover_table, speed_table
-    from lineardiff.evaluate import environment, measure_attention
-    from lineardiff.evaluate.attention_candidates import PEERS
-    from lineardiff.evaluate.attention_rows import crossovers, write_rows
+    from lineardiff.bench import environment, measure_attention
+    from lineardiff.bench.candidates import PEERS
+    from lineardiff.bench.rows import crossovers, write_rows
+    from lineardiff.bench.table import crossover_table, speed_table
 
     output.mkdir(parents=True, exist_ok=True)
     distributions = tuple(peer.distribution for peer in PEERS if peer.distribution)
@@ -138,7 +138,7 @@ def measure_and_save(
 
 
 def _plot(rows: "Sequence[Row]", path: Path) -> bool:
-    from lineardiff.visualize import plot_attention_speed
+    from lineardiff.bench import plot_attention_speed
 
     try:
         figure = plot_attention_speed(rows)
@@ -151,7 +151,7 @@ def _plot(rows: "Sequence[Row]", path: Path) -> bool:
 
 
 def machine_line(about: dict[str, Any]) -> str:
-    """:func:`lineardiff.evaluate.environment` in one line."""
+    """:func:`lineardiff.bench.machine` in one line."""
     memory = f", {about['memory_gib']} GiB" if about["memory_gib"] else ""
     versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items() if version)
     gpus = "".join(f", {gpu}" for gpu in about["gpus"])
@@ -180,7 +180,7 @@ def _check(arguments: Bench) -> None:
 
 
 def _limits(arguments: Bench) -> "Limits":
-    from lineardiff.evaluate import Limits
+    from lineardiff.bench import Limits
 
     if arguments.quick:
         seconds = arguments.seconds or 0.02
@@ -189,7 +189,7 @@ def _limits(arguments: Bench) -> "Limits":
 
 
 def _candidates(arguments: Bench) -> "list[Candidate]":
-    from lineardiff.evaluate import layer_candidates, op_candidates
+    from lineardiff.bench import layer_candidates, op_candidates
 
     backends = _backends(arguments.backends, quick=arguments.quick)
     if arguments.level == "op":
@@ -198,16 +198,16 @@ def _candidates(arguments: Bench) -> "list[Candidate]":
 
 
 def _backends(names: Sequence[str] | None, *, quick: bool) -> tuple[str, ...]:
-    from lineardiff.cli.errors import nearest
-    from lineardiff.evaluate.attention_candidates import runnable_backends
+    from lineardiff.bench.candidates import runnable_backends
     from lineardiff.ops import BACKENDS
+    from lineardiff.suggest import suggest
 
     if names is None:
         return tuple(name for name in runnable_backends() if not (quick and name == "reference"))
     known = {backend.name: backend for backend in BACKENDS}
     for name in names:
         if name not in known:
-            raise ValueError(f"there is no backend {name!r}; {nearest(name, known)}")
+            raise ValueError(f"there is no backend {name!r}; {suggest(name, known)}")
         reason = known[name].why_not(None)
         if reason is not None:
             raise ValueError(f"backend {name!r} cannot run here: {reason}")
@@ -220,13 +220,13 @@ def installed_peers(names: Sequence[str] | None, *, say: Callable[[str], object]
     Raises:
         ValueError: One that is asked for is unknown or not installed.
     """
-    from lineardiff.cli.errors import nearest
-    from lineardiff.evaluate.attention_candidates import PEERS
+    from lineardiff.bench.candidates import PEERS
+    from lineardiff.suggest import suggest
 
     known = {peer.name: peer for peer in PEERS}
     for name in names or ():
         if name not in known:
-            raise ValueError(f"there is no peer {name!r}; {nearest(name, known)}")
+            raise ValueError(f"there is no peer {name!r}; {suggest(name, known)}")
         if not known[name].installed:
             raise ValueError(f"peer {name!r} is not installed; pip install {known[name].distribution}")
     if names is not None:

@@ -10,16 +10,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lineardiff.bench import images_per_second, multiply_adds, parameters
 from lineardiff.cli.info import hardware, versions
 from lineardiff.data import ImageSplit, eval_transform
-from lineardiff.evaluate import (
-    agreement,
-    images_per_second,
-    multiply_adds,
-    paired_difference,
-    parameters,
-    predict,
-)
+from lineardiff.evaluate import agreement, paired_difference, predict
 from lineardiff.recipes import ClassificationRecipe
 from lineardiff.visualize import Example, Picture, plot_signed_attention, signed_attention
 

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.table import format_table
 from lineardiff.recipes import ClassificationRecipe, demo
+from lineardiff.table import format_table
 
 if TYPE_CHECKING:
     from lineardiff.train import ClassificationTask
@@ -68,7 +68,7 @@ def compare(
     import torch
 
     from lineardiff.cli.comparison import contrast_picture, examples, look_at, measure
-    from lineardiff.evaluate.environment import cpu_cores
+    from lineardiff.device import cpu_cores
     from lineardiff.visualize import plot_curves, report_html
 
     # A core for each loader: more busy threads than cores make PyTorch's threads wait for each other.
@@ -107,7 +107,8 @@ def compare(
 
 def _trained(recipe: ClassificationRecipe, folder: Path) -> "ClassificationTask":
     """The task with the trained weights of the run folder, trained now unless they are there."""
-    from lineardiff.train import ClassificationTask, load_weights, train
+    from lineardiff.runs.checkpoint import load_weights
+    from lineardiff.train import ClassificationTask, train
 
     task = ClassificationTask(recipe)
     recipe_file = folder / "recipe.json"

@@ -1,11 +1,10 @@
 """From exceptions to one line on stderr and an exit code."""
 
-import difflib
 import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 TRAIN_EXTRA = ("accelerate", "datasets", "matplotlib", "tensorboard", "tqdm", "tyro")
 
@@ -38,15 +37,6 @@ def exit_code(work: Callable[[], None]) -> int:
         print(f"lineardiff: error: {line}", file=sys.stderr)
         return 2
     return 0
-
-
-def nearest(name: str, known: Iterable[str]) -> str:
-    """A clause that names the known names nearest to a wrong one, or the first of them where none is near."""
-    known = list(known)
-    close = difflib.get_close_matches(name, known, n=3, cutoff=0.5)
-    if close:
-        return f"did you mean {' or '.join(close)}?"
-    return f"there are {', '.join(known[:8])}{', ...' if len(known) > 8 else ''}"
 
 
 def _explain(error: Exception) -> str | None:

@@ -10,12 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.errors import nearest
-from lineardiff.cli.table import format_table
 from lineardiff.recipes import ClassificationRecipe
+from lineardiff.suggest import suggest
+from lineardiff.table import format_table
 
 if TYPE_CHECKING:
-    import torch
+    pass
 
 METRICS = ("top1", "top5", "loss")
 IMAGE_FIELDS = ("mean", "std", "crop_pct", "interpolation")
@@ -85,8 +85,9 @@ def run(words: Sequence[str]) -> None:
 def _score(trained: Trained, data: str, arguments: Evaluate) -> dict[str, float]:
     # Here, because it takes seconds: help and mistakes in flags do not wait for it.
     from lineardiff.data import eval_transform, open_images
+    from lineardiff.device import choose_device
     from lineardiff.evaluate import accuracy
-    from lineardiff.train import load_weights
+    from lineardiff.runs.checkpoint import load_weights
     from lineardiff.train.classification import build_model
 
     split = open_images(data, arguments.split, bad_images=arguments.bad_images)
@@ -115,22 +116,6 @@ def _score(trained: Trained, data: str, arguments: Evaluate) -> dict[str, float]
     )
 
 
-def choose_device(name: str | None) -> "torch.device":
-    """The device of that name; None: the accelerator if there is one.
-
-    Raises:
-        ValueError: it does not exist here.
-    """
-    import torch
-
-    if name is None:
-        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
-    try:
-        return torch.empty(0, device=name).device
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device={name!r} cannot be used here: {error}") from error
-
-
 def _named(arguments: Evaluate) -> Trained:
     """The model of --model and --checkpoint; its images are prepared as timm does for it."""
     if arguments.model is None or arguments.checkpoint is None:
@@ -141,7 +126,7 @@ def _named(arguments: Evaluate) -> Trained:
 
     known = get_pretrained_cfg(arguments.model)
     if known is None:
-        hint = nearest(arguments.model, timm.list_models())
+        hint = suggest(arguments.model, timm.list_models())
         raise ValueError(f"there is no model {arguments.model!r}; {hint}")
     images = resolve_data_config(pretrained_cfg=known.to_dict())
     transform = {"image_size": images["input_size"][-1], **{name: images[name] for name in IMAGE_FIELDS}}

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 import tyro
 
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.evaluate import choose_device
-from lineardiff.cli.table import format_table
+from lineardiff.device import choose_device
+from lineardiff.table import format_table
 
 LABELS = {
     "fid": ("FID", ".3f"),

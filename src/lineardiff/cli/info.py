@@ -9,9 +9,9 @@ from importlib import metadata
 import torch
 
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.table import format_table
-from lineardiff.evaluate.environment import cpu_cores
+from lineardiff.device import cpu_cores
 from lineardiff.ops.backends import BACKENDS, VARIABLE
+from lineardiff.table import format_table
 
 PACKAGES = ("lineardiff", "torch", "timm", "torchvision", "accelerate", "datasets", "safetensors", "tyro")
 

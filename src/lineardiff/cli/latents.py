@@ -55,11 +55,12 @@ def run(words: Sequence[str]) -> None:
     from tqdm import tqdm
 
     from lineardiff import data
-    from lineardiff.cli.pretrained import join_processes, load_vae
     from lineardiff.data import center_crop, open_images
-    from lineardiff.data.files import check_settings, write_settings
     from lineardiff.data.latents import encode_moments, shard_count, write_index, write_latents
-    from lineardiff.generation import autoencoder
+    from lineardiff.device import join_processes
+    from lineardiff.files import check_settings, write_settings
+    from lineardiff.pipelines import autoencoder
+    from lineardiff.pipelines.pretrained import load_vae
 
     split = open_images(arguments.images, arguments.split, bad_images=arguments.bad_images)
     vae = load_vae(arguments.vae)

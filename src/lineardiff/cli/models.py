@@ -10,11 +10,11 @@ import tyro
 from timm.models import model_entrypoint
 
 import lineardiff
+from lineardiff.bench import multiply_adds, parameters
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.errors import nearest
-from lineardiff.cli.table import format_table
-from lineardiff.evaluate import multiply_adds, parameters
 from lineardiff.results import Metric, find_published
+from lineardiff.suggest import suggest
+from lineardiff.table import format_table
 
 
 @dataclass
@@ -31,7 +31,7 @@ def run(words: Sequence[str]) -> None:
     arguments = parse(Models, words, prog="lineardiff models")
     names = [name for name in model_names() if fnmatch(name, arguments.pattern)]
     if not names:
-        hint = nearest(arguments.pattern, model_names())
+        hint = suggest(arguments.pattern, model_names())
         raise ValueError(f"no model of lineardiff matches {arguments.pattern!r}; {hint}")
     if not arguments.table:
         print("\n".join(names))

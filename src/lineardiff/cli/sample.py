@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.errors import nearest
+from lineardiff.suggest import suggest
 
 if TYPE_CHECKING:
-    from lineardiff.cli.sample_folder import Plan
-    from lineardiff.generation.pipeline import LinearDiffPipeline
+    from lineardiff.pipelines.pipeline import LinearDiffPipeline
+    from lineardiff.pipelines.sample_folder import Plan
 
 DEFAULT_NUM = 50_000
 
@@ -72,14 +72,15 @@ def run(words: Sequence[str]) -> None:
     import torch
     from tqdm import tqdm
 
-    from lineardiff.cli import sample_folder
-    from lineardiff.cli.pretrained import find_pipeline, join_processes, load_pipeline
-    from lineardiff.data.files import check_settings, write_settings
+    from lineardiff.device import autocast, join_processes
+    from lineardiff.files import check_settings, write_settings
+    from lineardiff.pipelines import sample_folder
+    from lineardiff.pipelines.pretrained import find_pipeline, load_pipeline
 
     found = find_pipeline(arguments.model)
     pipeline = load_pipeline(found, vae=arguments.vae)
     plan = _plan(arguments, pipeline)
-    settings = _settings(arguments, plan, weights=sample_folder.fingerprint(found))
+    settings = _settings(arguments, plan, weights=sample_folder.fingerprint_of(found))
     folder = arguments.output
     known = check_settings(folder, settings, pieces=sample_folder.PIECES)
     state, device = join_processes(arguments.device)
@@ -88,12 +89,9 @@ def run(words: Sequence[str]) -> None:
     state.wait_for_everyone()
 
     pipeline.to(device).set_progress_bar_config(disable=True)
-    types = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
     def draw(labels: list[int], generators: list[torch.Generator]) -> list[Any]:
-        with torch.autocast(
-            device.type, dtype=types.get(arguments.precision), enabled=arguments.precision in types
-        ):
+        with autocast(device, arguments.precision):
             return pipeline(
                 labels,
                 generator=generators,
@@ -156,7 +154,7 @@ def _check(arguments: Sample) -> None:
 
 
 def _plan(arguments: Sample, pipeline: "LinearDiffPipeline") -> "Plan":
-    from lineardiff.cli.sample_folder import Plan
+    from lineardiff.pipelines.sample_folder import Plan
 
     names = pipeline.class_names or []
     every = range(pipeline.transformer.config.num_classes)
@@ -175,7 +173,7 @@ def _label(text: str, names: Sequence[str], every: range) -> int:
         return list(names).index(text)
     if text.isdecimal() and int(text) in every:
         return int(text)
-    hint = f", or a name: {nearest(text, names)}" if names else ""
+    hint = f", or a name: {suggest(text, names)}" if names else ""
     raise ValueError(f"--labels {text}: expected a number from 0 to {every[-1]}{hint}")
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import tyro
 
 from lineardiff.cli.arguments import parse
-from lineardiff.cli.table import format_table
 from lineardiff.recipes import RECIPES, GenerationRecipe, TrainingRecipe, get_recipe
+from lineardiff.table import format_table
 
 _logger = logging.getLogger("lineardiff")
 
@@ -109,8 +109,8 @@ def _text(value: object) -> str:
 def _size(recipe: TrainingRecipe, task: "ClassificationTask | GenerationTask") -> str:
     import torch
 
+    from lineardiff.bench import multiply_adds, parameters
     from lineardiff.data import steps_per_epoch
-    from lineardiff.evaluate import multiply_adds, parameters
     from lineardiff.train import GenerationTask
 
     if isinstance(task, GenerationTask):

@@ -2,7 +2,6 @@
 
 import copy
 import logging
-import re
 from pathlib import Path
 from typing import Literal, Protocol
 
@@ -12,12 +11,12 @@ from torch.utils.data import Dataset
 
 from lineardiff.data.readers import EmbeddedImages, FolderImages
 from lineardiff.data.tables import TableImages, holds_parquet
+from lineardiff.files import HUB_NAME
 
 Split = Literal["train", "validation"]
 BadImages = Literal["refuse", "skip"]
 
 _logger = logging.getLogger("lineardiff")
-_HUB_NAME = re.compile(r"\w[\w.-]*/\w[\w.-]*")
 
 
 class ImageReader(Protocol):
@@ -116,7 +115,7 @@ def _open_reader(source: str | Path, split: Split) -> ImageReader:
         return TableImages(source, split, folder=root) if holds_parquet(root) else FolderImages(root, split)
     if root.exists():
         raise ValueError(f"the data source {source} is a file; expected the folder that holds the data")
-    if isinstance(source, str) and _HUB_NAME.fullmatch(source):
+    if isinstance(source, str) and HUB_NAME.fullmatch(source):
         return TableImages(source, split)
     raise ValueError(
         f"the data source {source} does not exist; expected 'fashion' (the embedded images), an existing "

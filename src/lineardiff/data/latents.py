@@ -4,11 +4,10 @@ A folder of latents holds `shard-00000.safetensors`, ... with `moments` (images,
 those of the mirror images, and `labels` (images,); and `index.json`, which is written last.
 """
 
-import hashlib
 import json
 import math
 from collections.abc import Callable, Mapping
-from itertools import accumulate
+from itertools import accumulate, chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,10 +18,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
-from lineardiff.data.files import written_whole
 from lineardiff.data.images import ImageSplit
 from lineardiff.data.sampling import Transformed, drop_bad
 from lineardiff.data.transforms import Transform
+from lineardiff.files import fingerprint, written_whole
 
 if TYPE_CHECKING:
     from diffusers import AutoencoderKL
@@ -58,10 +57,8 @@ def sample_moments(moments: Tensor, noise: Tensor) -> Tensor:
 
 def fingerprint_of(split: ImageSplit) -> str:
     """Of the classes and of the place and label of each image: other labels or other images give another."""
-    digest = hashlib.sha256(json.dumps(list(split.classes)).encode())
-    for index in range(len(split)):
-        digest.update(f"{split.locate(index)}\n".encode())
-    return digest.hexdigest()[:16]
+    places = (f"{split.locate(index)}\n".encode() for index in range(len(split)))
+    return fingerprint(chain([json.dumps(list(split.classes)).encode()], places))
 
 
 def write_latents(

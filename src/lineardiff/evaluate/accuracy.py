@@ -12,9 +12,9 @@ from tqdm import tqdm
 from lineardiff.data.images import ImageSplit
 from lineardiff.data.sampling import Transformed, drop_bad
 from lineardiff.data.transforms import Transform
+from lineardiff.device import PRECISIONS, autocast
 
 _logger = logging.getLogger("lineardiff")
-_DTYPES = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 def predict(
@@ -45,8 +45,8 @@ def predict(
     Raises:
         ValueError: The model has another number of classes than the split, or the precision is unknown.
     """
-    if precision not in _DTYPES:
-        raise ValueError(f"precision={precision!r}: expected one of {', '.join(_DTYPES)}")
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
     device = torch.device(device) if device is not None else next(model.parameters()).device
     loader: DataLoader = DataLoader(
         Transformed(split, transform), batch_size, num_workers=workers, collate_fn=drop_bad
@@ -58,7 +58,7 @@ def predict(
         for images, labels in filter(None, bar):
             with (
                 torch.inference_mode(),
-                torch.autocast(device.type, dtype=_DTYPES[precision], enabled=precision != "no"),
+                autocast(device, precision),
             ):
                 logits = model(images.to(device, non_blocking=True)).float()
             if logits.shape[-1] != len(split.classes):

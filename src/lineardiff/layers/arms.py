@@ -18,8 +18,8 @@ class AttentionOptions(TypedDict, total=False):
     """Options of :class:`VisualContrastAttention` that a model hands on to all its layers."""
 
     tokens: Tokens
-    stage1: Stage
-    stage2: Stage
+    global_contrast: Stage
+    patchwise: Stage
     softmax: Softmax
     conv: bool
     pool: Literal["avg"] | Pool

@@ -45,7 +45,7 @@ class VisualContrastAttention(nn.Module):
         conv: add a depth-wise 3x3 convolution of V on the grid.
         tokens: how contrast tokens arise: "pool+embed" (the paper), "embed" (learned, the same for every
             image) or "pool" (both streams are the pooled queries).
-        stage1, stage2: "contrast" (the paper), "plain" (one stream, no lambda, no norm), "halves" (the
+        global_contrast, patchwise: "differential" (the paper), "plain" (one stream, no lambda, no norm), "halves" (the
             language form of differential attention).
         softmax: of stage II: "separate" (the paper's two) or "joint" (one over the 2n tokens).
         pool: "avg", or a function like :func:`lineardiff.layers.pool_grid`:
@@ -68,8 +68,8 @@ class VisualContrastAttention(nn.Module):
         proj_drop: float = 0.0,
         conv: bool = True,
         tokens: Tokens = "pool+embed",
-        stage1: Stage = "contrast",
-        stage2: Stage = "contrast",
+        global_contrast: Stage = "differential",
+        patchwise: Stage = "differential",
         softmax: Softmax = "separate",
         pool: Literal["avg"] | Pool = "avg",
         device: torch.device | str | None = None,
@@ -80,7 +80,7 @@ class VisualContrastAttention(nn.Module):
             raise ValueError(f"dim={dim} must be a multiple of num_heads={num_heads}; change one of them.")
         if tokens not in get_args(Tokens):
             raise ValueError(f"tokens={tokens!r} is unknown; choose one of {get_args(Tokens)}.")
-        check_options(softmax=softmax, stage1=stage1, stage2=stage2)
+        check_options(softmax=softmax, global_contrast=global_contrast, patchwise=patchwise)
         if not (pool == "avg" or callable(pool)):
             raise ValueError(
                 f"pool={pool!r} is unknown; pass 'avg' or a function (x, feat_size, contrast_grid)."
@@ -88,7 +88,7 @@ class VisualContrastAttention(nn.Module):
         if depth < 0:
             raise ValueError(f"depth={depth} is negative; blocks are counted from 0.")
         head_dim = dim // num_heads
-        if "halves" in (stage1, stage2) and head_dim % 2:
+        if "halves" in (global_contrast, patchwise) and head_dim % 2:
             raise ValueError(f"a 'halves' stage needs an even head dimension; dim / num_heads is {head_dim}.")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
@@ -99,14 +99,14 @@ class VisualContrastAttention(nn.Module):
         self.grid_size: tuple[int, int] | None = None if grid_size is None else _pair("grid_size", grid_size)
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
         self.tokens: str = tokens
-        self.stage1: str = stage1
-        self.stage2: str = stage2
+        self.global_contrast: str = global_contrast
+        self.patchwise: str = patchwise
         self.softmax: str = softmax
         self.pool = pool_grid if pool == "avg" else pool
 
         self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
         n = self.contrast_grid[0] * self.contrast_grid[1]
-        embed, contrast = "embed" in tokens, "contrast" in (stage1, stage2)
+        embed, contrast = "embed" in tokens, "differential" in (global_contrast, patchwise)
         self.pos_embed_pos = nn.Parameter(torch.empty(n, dim, **factory)) if embed else None
         self.pos_embed_neg = nn.Parameter(torch.empty(n, dim, **factory)) if embed and contrast else None
 
@@ -114,13 +114,13 @@ class VisualContrastAttention(nn.Module):
             return None if stage == "plain" else nn.Parameter(torch.empty(head_dim, **factory))
 
         self.lambda1_q1, self.lambda1_k1, self.lambda1_q2, self.lambda1_k2 = (
-            vector(stage1) for _ in range(4)
+            vector(global_contrast) for _ in range(4)
         )
         self.lambda2_q1, self.lambda2_k1, self.lambda2_q2, self.lambda2_k2 = (
-            vector(stage2) for _ in range(4)
+            vector(patchwise) for _ in range(4)
         )
-        self.norm1 = None if stage1 == "plain" else StageNorm(head_dim, eps=1e-5, **factory)
-        self.norm2 = None if stage2 == "plain" else StageNorm(head_dim, eps=1e-5, **factory)
+        self.norm1 = None if global_contrast == "plain" else StageNorm(head_dim, eps=1e-5, **factory)
+        self.norm2 = None if patchwise == "plain" else StageNorm(head_dim, eps=1e-5, **factory)
         self.conv = ValueConv(dim, **factory) if conv else None
         self.proj = nn.Linear(dim, dim, bias=proj_bias, **factory)
         self.proj_drop = nn.Dropout(proj_drop)
@@ -231,8 +231,8 @@ class VisualContrastAttention(nn.Module):
             (gain1, gain2),
             (self.lambda_init, self.lambda_init),
             self.softmax,
-            self.stage1,
-            self.stage2,
+            self.global_contrast,
+            self.patchwise,
             1e-5,
             pool,
         )
@@ -258,7 +258,7 @@ class VisualContrastAttention(nn.Module):
         else:
             pooled = self.pool(grid, feat_size, self.contrast_grid)
         if e_pos is None:
-            has_neg = self.stage1 == "contrast" or self.stage2 == "contrast"
+            has_neg = self.global_contrast == "differential" or self.patchwise == "differential"
             return pooled, pooled if has_neg else None, None
         pos = (pooled + e_pos).to(q.dtype)
         return pos, (pooled + e_neg).to(q.dtype) if e_neg is not None else None, None
@@ -284,8 +284,8 @@ class VisualContrastAttention(nn.Module):
     def extra_repr(self) -> str:
         return (
             f"dim={self.dim}, num_heads={self.num_heads}, contrast_grid={self.contrast_grid}, "
-            f"grid_size={self.grid_size}, tokens={self.tokens!r}, stage1={self.stage1!r}, "
-            f"stage2={self.stage2!r}, softmax={self.softmax!r}"
+            f"grid_size={self.grid_size}, tokens={self.tokens!r}, global_contrast={self.global_contrast!r}, "
+            f"patchwise={self.patchwise!r}, softmax={self.softmax!r}"
         )
 
 

@@ -79,7 +79,7 @@ class AgentAttention(VisualContrastAttention):
     """
 
     def __init__(self, dim: int, num_heads: int = 8, **options: Any) -> None:
-        super().__init__(dim, num_heads, tokens="pool", stage1="plain", stage2="plain", **options)
+        super().__init__(dim, num_heads, tokens="pool", global_contrast="plain", patchwise="plain", **options)
 
 
 class DifferentialAttention(DiffAttention):

@@ -53,8 +53,8 @@ class DiT(ModelMixin, ConfigMixin):
         attention: "mhsa" (the authors'), "vca", "mhsa_conv", "diff" or "agent" for all blocks, or one for each.
         contrast_grid: (h, w) of :class:`lineardiff.VisualContrastAttention`; None takes half the grid of the
             patches per side, at most 8 x 8.
-        tokens, stage1, stage2, softmax, conv: options of :class:`lineardiff.VisualContrastAttention`; None keeps
-            its default.
+        tokens, global_contrast, patchwise, softmax, conv: options of :class:`lineardiff.VisualContrastAttention`;
+            None keeps its default.
         frequency_shift, mlp_norm_eps: 0 and 1e-6 by the authors; diffusers' DiT has 1 (frequencies of the
             timestep run to 1 / 10000) and 1e-5 (of the layer norm before the MLP).
 
@@ -85,8 +85,8 @@ class DiT(ModelMixin, ConfigMixin):
         attention: str | Sequence[str] = "mhsa",
         contrast_grid: tuple[int, int] | None = None,
         tokens: str | None = None,
-        stage1: str | None = None,
-        stage2: str | None = None,
+        global_contrast: str | None = None,
+        patchwise: str | None = None,
         softmax: str | None = None,
         conv: bool | None = None,
         frequency_shift: int = 0,
@@ -120,8 +120,8 @@ class DiT(ModelMixin, ConfigMixin):
         given = {
             "contrast_grid": contrast_grid,
             "tokens": tokens,
-            "stage1": stage1,
-            "stage2": stage2,
+            "global_contrast": global_contrast,
+            "patchwise": patchwise,
             "softmax": softmax,
             "conv": conv,
         }

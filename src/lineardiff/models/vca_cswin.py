@@ -48,7 +48,7 @@ class CSWinTransformer(PyramidTransformer):
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the classifier, of
             projections, of attention maps; stochastic depth of the last block.
         norm_layer: of all norms.
-        **options: tokens, stage1, stage2, softmax, conv and pool of
+        **options: tokens, global_contrast, patchwise, softmax, conv and pool of
             :class:`lineardiff.VisualContrastAttention`, for all its stages.
 
     Raises:
@@ -182,7 +182,7 @@ def authors_key(key: str) -> str:
     """A key of CSWin's published checkpoints as a key of :class:`CSWinTransformer`; others are kept.
 
     `stage1_conv_embed.0` and `.2` are `stages.0.embed` and `.embed_norm`; `merge1.conv` and `.norm` are those
-    of `stages.1`; `stage1.0.qkv`, `.proj` and `.attns.0.get_v` are `stages.0.blocks.0.attn.qkv`, `.proj` and
+    of `stages.1`; `global_contrast.0.qkv`, `.proj` and `.attns.0.get_v` are `stages.0.blocks.0.attn.qkv`, `.proj` and
     `.lepe.0`; `head` is `head.fc`.
     """
     for pattern, replacement in _AUTHORS_KEYS:

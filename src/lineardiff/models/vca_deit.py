@@ -79,7 +79,7 @@ class VCAVisionTransformer(VisionTransformer):
 
     Args:
         attention: "vca", "mhsa", "mhsa_conv", "diff" or "agent" for all blocks, or one for each.
-        contrast_grid, tokens, stage1, stage2, softmax, conv, pool: options of
+        contrast_grid, tokens, global_contrast, patchwise, softmax, conv, pool: options of
             :class:`lineardiff.VisualContrastAttention`; None keeps its default.
         depth: number of blocks.
         *args, **kwargs: of timm's VisionTransformer.
@@ -95,8 +95,8 @@ class VCAVisionTransformer(VisionTransformer):
         depth: int = 12,
         contrast_grid: tuple[int, int] | None = None,
         tokens: str | None = None,
-        stage1: str | None = None,
-        stage2: str | None = None,
+        global_contrast: str | None = None,
+        patchwise: str | None = None,
         softmax: str | None = None,
         conv: bool | None = None,
         pool: Any = None,
@@ -116,8 +116,8 @@ class VCAVisionTransformer(VisionTransformer):
         given = {
             "contrast_grid": contrast_grid,
             "tokens": tokens,
-            "stage1": stage1,
-            "stage2": stage2,
+            "global_contrast": global_contrast,
+            "patchwise": patchwise,
             "softmax": softmax,
             "conv": conv,
             "pool": pool,

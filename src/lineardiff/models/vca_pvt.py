@@ -40,7 +40,7 @@ class PyramidVisionTransformer(PyramidTransformer):
         drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the classifier, after the
             positions and projections, of attention maps; stochastic depth of the last block.
         norm_layer: of blocks and the final norm.
-        **options: tokens, stage1, stage2, softmax, conv and pool of
+        **options: tokens, global_contrast, patchwise, softmax, conv and pool of
             :class:`lineardiff.VisualContrastAttention`, for all its stages.
 
     Raises:

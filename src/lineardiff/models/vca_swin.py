@@ -48,7 +48,7 @@ class VCASwinTransformer(SwinTransformer):
         img_size, patch_size, in_chans, num_classes, global_pool, embed_dim, depths, num_heads, window_size,
             always_partition, mlp_ratio, qkv_bias, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate,
             norm_layer, weight_init: of timm's SwinTransformer.
-        **options: tokens, stage1, stage2, softmax, conv and pool of
+        **options: tokens, global_contrast, patchwise, softmax, conv and pool of
             :class:`lineardiff.VisualContrastAttention`, for all its stages.
 
     Raises:

@@ -59,8 +59,9 @@ def why_not(inputs: Inputs | None) -> str | None:
         return f"it computes float32 and bfloat16, and q is {inputs.q.dtype}"
     if transformed():
         return "it knows nothing of torch.func's transforms and of forward-mode differentiation"
-    if inputs.stage1 != "contrast" or inputs.stage2 != "contrast":
-        return f"it has no stage1={inputs.stage1!r}, stage2={inputs.stage2!r}, only 'contrast' for both"
+    if inputs.global_contrast != "differential" or inputs.patchwise != "differential":
+        given = f"global_contrast={inputs.global_contrast!r}, patchwise={inputs.patchwise!r}"
+        return f"it computes 'differential' stages only, not {given}"
     return None
 
 

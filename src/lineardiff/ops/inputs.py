@@ -7,7 +7,7 @@ from torch import Tensor
 
 from lineardiff.ops.pooling import pool_queries
 
-Stage = Literal["contrast", "plain", "halves"]
+Stage = Literal["differential", "plain", "halves"]
 Softmax = Literal["separate", "joint"]
 
 
@@ -26,8 +26,8 @@ class Inputs(NamedTuple):
     gains: tuple[Tensor | None, Tensor | None]
     lambda_inits: tuple[float, float]
     softmax: str  # a Softmax; the three are plain strings because TorchScript knows no Literal
-    stage1: str  # a Stage
-    stage2: str  # a Stage
+    global_contrast: str  # a Stage
+    patchwise: str  # a Stage
     eps: float
     pool: tuple[int, int, int, int] | None = None  # (H, W, h, w): pos and neg are e+ and e-
 
@@ -45,7 +45,7 @@ def with_tokens(inputs: Inputs, compute: torch.dtype | None = None) -> Inputs:
 def check_inputs(inputs: Inputs) -> None:
     """Raise ValueError that says what was given, what was expected and how to mend it."""
     q, k, v, pos, neg = inputs[:5]
-    check_options(softmax=inputs.softmax, stage1=inputs.stage1, stage2=inputs.stage2)
+    check_options(softmax=inputs.softmax, global_contrast=inputs.global_contrast, patchwise=inputs.patchwise)
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         raise ValueError(
             f"q, k, v must share one shape (B, heads, N, d); got {_shape(q)}, {_shape(k)}, {_shape(v)}. "
@@ -63,9 +63,9 @@ def check_inputs(inputs: Inputs) -> None:
                 f"{name} must have shape (B, heads, n, d) with B, heads, d of q {_shape(q)} and the n of pos; "
                 f"got {_shape(t)}. Add a batch axis and expand it if the tokens are the same for every image."
             )
-    if neg is None and "contrast" in (inputs.stage1, inputs.stage2):
+    if neg is None and "differential" in (inputs.global_contrast, inputs.patchwise):
         raise ValueError(
-            "neg is None, but a stage is 'contrast' and needs the negative stream t-; "
+            "neg is None, but a stage is 'differential' and needs the negative stream t-; "
             "pass neg (B, heads, n, d), or set both stages to 'plain' or 'halves'."
         )
     for name, t in {"k": k, "v": v, **streams}.items():
@@ -90,32 +90,31 @@ def check_inputs(inputs: Inputs) -> None:
         raise ValueError(
             f"q, k, v must be floating point; got {q.dtype}. Convert them, for example q.float()."
         )
-    for number, stage in enumerate((inputs.stage1, inputs.stage2)):
+    stages = (("global_contrast", inputs.global_contrast), ("patchwise", inputs.patchwise))
+    for number, (name, stage) in enumerate(stages):
         if stage == "halves" and d % 2:
-            raise ValueError(
-                f"stage{number + 1}='halves' splits the channels of a head in two; d={d} is odd."
-            )
+            raise ValueError(f"{name}='halves' splits the channels of a head in two; d={d} is odd.")
         if stage == "plain":
             continue
         scalar, gain = inputs.lambdas[number], inputs.gains[number]
         if scalar is None or scalar.numel() != 1:
             given = None if scalar is None else _shape(scalar)
             raise ValueError(
-                f"lambdas[{number}] must be a tensor with one element for stage{number + 1}={stage!r}; got {given}."
+                f"lambdas[{number}] must be a tensor with one element for {name}={stage!r}; got {given}."
             )
         if gain is None or gain.shape != (d,):
             given = None if gain is None else _shape(gain)
             raise ValueError(
-                f"gains[{number}] must have shape (d,) = ({d},) for stage{number + 1}={stage!r}; got {given}."
+                f"gains[{number}] must have shape (d,) = ({d},) for {name}={stage!r}; got {given}."
             )
 
 
-def check_options(*, softmax: str, stage1: str, stage2: str) -> None:
+def check_options(*, softmax: str, global_contrast: str, patchwise: str) -> None:
     """The named choices of the op, which the layer checks too, before anything is built."""
     for name, given, allowed in (
         ("softmax", softmax, get_args(Softmax)),
-        ("stage1", stage1, get_args(Stage)),
-        ("stage2", stage2, get_args(Stage)),
+        ("global_contrast", global_contrast, get_args(Stage)),
+        ("patchwise", patchwise, get_args(Stage)),
     ):
         if given not in allowed:
             raise ValueError(f"{name}={given!r} is unknown; choose one of {', '.join(map(repr, allowed))}.")

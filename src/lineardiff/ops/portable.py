@@ -60,16 +60,16 @@ def all_heads(inputs: Inputs, compute: torch.dtype, in_place: bool = False) -> T
     n = inputs.pos.shape[2]
     q, k, v = _flat(inputs.q, compute), _flat(inputs.k, compute), _flat(inputs.v, compute)
     t, neg = _flat(inputs.pos, compute), inputs.neg
-    if neg is not None and (inputs.stage1 == "contrast" or inputs.stage2 == "contrast"):
+    if neg is not None and (inputs.global_contrast == "differential" or inputs.patchwise == "differential"):
         t = torch.cat([t, _flat(neg, compute)], 1)  # the stack of 2n tokens
     l1, l2 = inputs.lambdas
     gain1, gain2 = inputs.gains
     init1, init2 = inputs.lambda_inits
 
     # stage I
-    if inputs.stage1 == "contrast":
+    if inputs.global_contrast == "differential":
         scores = torch.bmm(_scaled(t), k.transpose(1, 2))  # (B heads, 2n, N)
-    elif inputs.stage1 == "plain":
+    elif inputs.global_contrast == "plain":
         scores = torch.bmm(_scaled(t[:, :n]), k.transpose(1, 2))
     else:
         t1, t2 = t[:, :n].chunk(2, -1)
@@ -78,13 +78,13 @@ def all_heads(inputs: Inputs, compute: torch.dtype, in_place: bool = False) -> T
             [torch.bmm(_scaled(t1), k1.transpose(1, 2)), torch.bmm(_scaled(t2), k2.transpose(1, 2))], 1
         )
     v_hat = torch.bmm(_softmax(scores, in_place), v)
-    if inputs.stage1 != "plain" and l1 is not None and gain1 is not None:
+    if inputs.global_contrast != "plain" and l1 is not None and gain1 is not None:
         v_hat = _norm(_difference(v_hat[:, :n], v_hat[:, n:], l1), gain1 * (1 - init1), inputs.eps, in_place)
 
     # stage II
-    if inputs.stage2 == "contrast":
+    if inputs.patchwise == "differential":
         scores = torch.bmm(q, _scaled(t).transpose(1, 2))  # (B heads, N, 2n)
-    elif inputs.stage2 == "plain":
+    elif inputs.patchwise == "plain":
         scores = torch.bmm(q, _scaled(t[:, :n]).transpose(1, 2))
     else:
         t1, t2 = t[:, :n].chunk(2, -1)
@@ -92,7 +92,7 @@ def all_heads(inputs: Inputs, compute: torch.dtype, in_place: bool = False) -> T
         scores = torch.cat(
             [torch.bmm(q1, _scaled(t1).transpose(1, 2)), torch.bmm(q2, _scaled(t2).transpose(1, 2))], 2
         )
-    if inputs.stage2 == "plain" or l2 is None or gain2 is None:
+    if inputs.patchwise == "plain" or l2 is None or gain2 is None:
         o = torch.bmm(_softmax(scores, in_place), v_hat)
     else:
         if inputs.softmax == "joint":

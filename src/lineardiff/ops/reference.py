@@ -21,9 +21,9 @@ def run(inputs: Inputs) -> Tensor:
 def contrast_map(inputs: Inputs) -> Tensor:
     """Stage I: the contrast map v^ (B, heads, n, d)."""
     k, v, pos, neg = inputs[1:5]
-    if inputs.stage1 == "plain":  # v^ = softmax(t+ k^T / sqrt d) v
+    if inputs.global_contrast == "plain":  # v^ = softmax(t+ k^T / sqrt d) v
         return _attend(pos, k) @ v
-    if inputs.stage1 == "halves":
+    if inputs.global_contrast == "halves":
         (t1, t2), (k1, k2) = pos.chunk(2, -1), k.chunk(2, -1)
         v_pos, v_neg = _attend(t1, k1) @ v, _attend(t2, k2) @ v
     else:
@@ -37,9 +37,9 @@ def contrast_map(inputs: Inputs) -> Tensor:
 def attention_map(inputs: Inputs) -> Tensor:
     """Stage II: the signed attention A (B, heads, N, n) of every query over the contrast tokens."""
     q, _, _, pos, neg = inputs[:5]
-    if inputs.stage2 == "plain":  # A = softmax(q t+^T / sqrt d)
+    if inputs.patchwise == "plain":  # A = softmax(q t+^T / sqrt d)
         return _attend(q, pos)
-    if inputs.stage2 == "halves":
+    if inputs.patchwise == "halves":
         (q1, q2), (t1, t2) = q.chunk(2, -1), pos.chunk(2, -1)
         score_pos, score_neg = _scores(q1, t1), _scores(q2, t2)
     else:
@@ -56,7 +56,7 @@ def attention_map(inputs: Inputs) -> Tensor:
 def read_contrast(inputs: Inputs, v_hat: Tensor) -> Tensor:
     """Stage II: o = (1 - l2_init) RMSNorm2(A v^), (B, heads, N, d)."""
     o = attention_map(inputs) @ v_hat
-    return o if inputs.stage2 == "plain" else _norm(o, inputs, stage=1)
+    return o if inputs.patchwise == "plain" else _norm(o, inputs, stage=1)
 
 
 def _scores(a: Tensor, b: Tensor) -> Tensor:

@@ -21,8 +21,8 @@ def visual_contrast_attention(
     gains: tuple[Tensor | None, Tensor | None],
     lambda_inits: tuple[float, float],
     softmax: Softmax = "separate",
-    stage1: Stage = "contrast",
-    stage2: Stage = "contrast",
+    global_contrast: Stage = "differential",
+    patchwise: Stage = "differential",
     eps: float = 1e-5,
     pool: tuple[int, int, int, int] | None = None,
     backend: str = "auto",
@@ -40,15 +40,15 @@ def visual_contrast_attention(
         k: keys, shape of q.
         v: values, shape of q.
         pos: positive contrast tokens t+ (B, heads, n, d); with `pool`, their embeddings e+.
-        neg: negative contrast tokens t- (B, heads, n, d), or e-; None when no stage is "contrast".
+        neg: negative contrast tokens t- (B, heads, n, d), or e-; None when no stage is "differential".
         lambdas: l1 and l2, tensors with one element; None for a "plain" stage.
         gains: of RMSNorm1 and RMSNorm2, (d,) each; None for a "plain" stage.
         lambda_inits: l1_init and l2_init, the constants of the factors (1 - l_init).
         softmax: of stage II: "separate", the paper's two, or "joint", one over the 2n tokens.
-        stage1: "contrast"; "plain", one stream, softmax(t+ k^T / sqrt d) v without lambda and norm; or
+        global_contrast: "differential"; "plain", one stream, softmax(t+ k^T / sqrt d) v without lambda and norm; or
             "halves", the language form of differential attention: the halves of the channels of t+ and k
             are the two streams.
-        stage2: the same for stage II, with q and t+.
+        patchwise: the same for stage II, with q and t+.
         eps: of the norms.
         pool: (H, W, h, w): the last H*W queries are a grid, averaged into h x w cells, n = h w, and
             t+ = average + pos, t- = average + neg. Prefix tokens are not pooled. The embeddings may be
@@ -62,7 +62,9 @@ def visual_contrast_attention(
     Raises:
         ValueError: shapes, types or options do not fit, or a named backend cannot run.
     """
-    inputs = Inputs(q, k, v, pos, neg, lambdas, gains, lambda_inits, softmax, stage1, stage2, eps, pool)
+    inputs = Inputs(
+        q, k, v, pos, neg, lambdas, gains, lambda_inits, softmax, global_contrast, patchwise, eps, pool
+    )
     return attend(inputs, backend)
 
 

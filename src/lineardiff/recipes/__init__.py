@@ -1,8 +1,9 @@
 """Every experiment as a typed, frozen dataclass. Standard library only."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from functools import partial, update_wrapper
+
+from lineardiff.suggest import suggest
 
 from .classification import ClassificationRecipe, demo
 from .generation import PATCH_SIZES, SIZES, GenerationRecipe, fashion_sit, imagenet_dit, imagenet_sit
@@ -33,7 +34,5 @@ def get_recipe(name: str) -> ClassificationRecipe | GenerationRecipe:
         ValueError: there is none of that name; the message gives the nearest names.
     """
     if name not in RECIPES:
-        nearest = get_close_matches(name, RECIPES, n=3, cutoff=0.4)
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else f"choose one of {', '.join(RECIPES)}"
-        raise ValueError(f"no recipe is called {name!r}: {hint}")
+        raise ValueError(f"There is no recipe {name!r}; {suggest(name, RECIPES)}")
     return RECIPES[name]()

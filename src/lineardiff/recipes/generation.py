@@ -31,7 +31,7 @@ class GenerationRecipe(TrainingRecipe):
     }
 
     model: str = "vca_sit_s_2"
-    """Name of the network, as `lineardiff.models.create_generator` takes it."""
+    """Name of the network, as `lineardiff.models.create_dit` takes it."""
     objective: Objective = "flow"
     """"flow" (SiT, a stochastic interpolant) or "diffusion" (DiT, 1000 steps and a learned variance)."""
     path: FlowPath = "linear"

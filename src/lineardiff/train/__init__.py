@@ -1,6 +1,6 @@
 """One training loop on Accelerate, and the objectives it trains."""
 
-from lineardiff.train.checkpoint import load_weights
+from lineardiff.runs.checkpoint import load_weights
 from lineardiff.train.classification import ClassificationTask
 from lineardiff.train.generation import GenerationTask
 from lineardiff.train.interrupt import TrainingInterrupted

@@ -1,7 +1,6 @@
 """The objective "tell images apart": the data, timm's model and losses, accuracy."""
 
 from collections.abc import Callable
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +22,7 @@ from lineardiff.data import (
 )
 from lineardiff.evaluate.accuracy import accuracy
 from lineardiff.recipes import ClassificationRecipe
+from lineardiff.suggest import suggest
 
 
 class ClassificationTask:
@@ -148,8 +148,7 @@ def build_model(recipe: ClassificationRecipe, *, num_classes: int) -> nn.Module:
         ValueError: timm knows no such model, it does not take the arguments, or not images of this size.
     """
     if not timm.is_model(recipe.model):
-        nearest = get_close_matches(recipe.model, timm.list_models(), n=3)
-        hint = f"did you mean {' or '.join(nearest)}?" if nearest else "timm.list_models() lists them"
+        hint = suggest(recipe.model, timm.list_models())
         raise recipe.error("model", f"no model of that name is registered; {hint}")
 
     def create(**drop_path: float) -> nn.Module:

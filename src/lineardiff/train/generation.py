@@ -15,16 +15,16 @@ from torchvision.utils import make_grid
 
 from lineardiff.data import Augmented, Transform, center_crop, check_same_classes, open_images, subset
 from lineardiff.data.latents import Latents, open_latents, sample_moments
+from lineardiff.device import autocast
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
-from lineardiff.generation.autoencoder import LATENT_SCALE, fingerprint_of, load_vae
-from lineardiff.models import create_generator
+from lineardiff.models import create_dit
+from lineardiff.pipelines.autoencoder import LATENT_SCALE, fingerprint_of, load_vae
 from lineardiff.recipes import GenerationRecipe
 
 if TYPE_CHECKING:
-    from lineardiff.generation.pipeline import LinearDiffPipeline
     from lineardiff.models.dit import DiT
+    from lineardiff.pipelines.pipeline import LinearDiffPipeline
 
-_AUTOCAST = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 _GRID_COLUMNS = 10
 
 
@@ -95,7 +95,7 @@ class GenerationTask:
         sums: dict[str, float] = {}
         for tensors in zip(*(tensor.split(size) for tensor in self._fixed), strict=True):
             x, labels, t, noise = (tensor.to(device) for tensor in tensors)
-            with torch.no_grad(), self._autocast(device):
+            with torch.no_grad(), autocast(device, self.recipe.precision):
                 losses = self._objective.training_losses(_bind(model, labels), x, t, noise)
             for name, loss in losses.items():
                 sums[name] = sums.get(name, 0.0) + float(loss.double().sum())
@@ -113,7 +113,7 @@ class GenerationTask:
         shown = min(recipe.grid_images, len(self.classes))
         labels = torch.arange(recipe.grid_images) % shown * len(self.classes) // shown
         generator = torch.Generator().manual_seed(recipe.seed)
-        with self._autocast(pipeline.device):
+        with autocast(pipeline.device, self.recipe.precision):
             images = pipeline(
                 labels.tolist(),
                 latents=torch.randn((len(labels), *pipeline.latent_shape), generator=generator),
@@ -137,7 +137,7 @@ class GenerationTask:
 
     def pipeline(self, model: nn.Module) -> "LinearDiffPipeline":
         """The diffusers pipeline of a trained network, with the recipe's autoencoder if it names one."""
-        from lineardiff.generation.pipeline import LinearDiffPipeline
+        from lineardiff.pipelines.pipeline import LinearDiffPipeline
 
         recipe = self.recipe
         pipeline = LinearDiffPipeline(
@@ -151,7 +151,7 @@ class GenerationTask:
         return pipeline.to(next(model.parameters()).device)
 
     def config(self) -> dict[str, Any]:
-        """The network as `create_generator` takes it, and what its samples are."""
+        """The network as `create_dit` takes it, and what its samples are."""
         recipe = self.recipe
         return {
             "architecture": recipe.model,
@@ -205,7 +205,7 @@ class GenerationTask:
         try:
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(recipe.seed)
-                model = create_generator(
+                model = create_dit(
                     recipe.model, **{**recipe.model_kwargs(), **self._shape()}, num_classes=len(self.classes)
                 )
         except TypeError as error:
@@ -236,10 +236,6 @@ class GenerationTask:
         data, labels = default_collate([self.validation[index] for index in range(len(self.validation))])
         x, t, noise = self._draw(data, torch.Generator().manual_seed(self.recipe.seed))
         return x, labels, t, noise
-
-    def _autocast(self, device: torch.device) -> torch.autocast:
-        precision = self.recipe.precision
-        return torch.autocast(device.type, dtype=_AUTOCAST[precision], enabled=precision != "no")
 
 
 def pixel_transform(*, image_size: int, grey: bool = False, hflip: float = 0.5) -> Transform:

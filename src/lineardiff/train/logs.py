@@ -1,55 +1,14 @@
 """What a run tells while it goes: CSV tables, TensorBoard, a progress bar, its speed."""
 
-import csv
-import io
-import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from pathlib import Path
 from statistics import median
-from typing import Any
 
 from tqdm import tqdm
 
-from .checkpoint import explain_disk_errors, write_atomically
-
 LINE_EVERY = 30.0  # seconds between two lines of progress where there is no terminal
-
-
-class CsvLog:
-    """A table on disk with a column `step`; each row is on the disk when `append` returns.
-
-    Args:
-        path: the file, made with the first row.
-        keep_to_step: rows past this step are cut from a file that exists, a last line cut short included.
-    """
-
-    def __init__(self, path: Path, *, keep_to_step: int) -> None:
-        self.path = path
-        self.rows: list[dict[str, Any]] = []
-        if path.exists():
-            *whole, _ = path.read_text().split("\n")  # what follows the last line end is empty or cut short
-            self.rows = [row for row in csv.DictReader(whole) if int(row["step"]) <= keep_to_step]
-            header = whole[:1] if self.rows else []
-            write_atomically(path, "".join(line + "\n" for line in (header + whole[1 : len(self.rows) + 1])))
-
-    def append(self, row: Mapping[str, float]) -> None:
-        """Adds one row; numbers are written so that they read back exactly.
-
-        Raises:
-            OSError: the disk is full; the message names the file.
-        """
-        text = io.StringIO()
-        writer = csv.DictWriter(text, list(row), lineterminator="\n")
-        if not self.rows:
-            writer.writeheader()
-        writer.writerow(row)
-        with explain_disk_errors(self.path), self.path.open("ab", buffering=0) as file:
-            file.write(text.getvalue().encode())
-            os.fsync(file.fileno())
-        self.rows.append(dict(row))
 
 
 class Throughput:

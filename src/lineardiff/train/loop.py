@@ -21,8 +21,8 @@ from torch.utils.data import DataLoader
 from lineardiff._version import __version__
 from lineardiff.data.sampling import EpochBatches
 from lineardiff.recipes import TrainingRecipe
-from lineardiff.train.checkpoint import load_checkpoint, save_checkpoint
-from lineardiff.train.folder import RunFolder
+from lineardiff.runs.checkpoint import load_checkpoint, save_checkpoint
+from lineardiff.runs.folder import RunFolder
 from lineardiff.train.interrupt import (
     StopRequest,
     TrainingInterrupted,

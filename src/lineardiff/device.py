@@ -1,0 +1,57 @@
+"""Devices, precision and processes."""
+
+import os
+from datetime import timedelta
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from accelerate import PartialState
+
+__all__ = ["PRECISIONS", "autocast", "choose_device", "cpu_cores", "join_processes"]
+
+PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+"""Autocast type by the name that recipes and flags use; "no" is the model's own."""
+
+
+def autocast(device: torch.device, precision: str) -> torch.autocast:
+    """Return the autocast context of a precision in :data:`PRECISIONS`."""
+    return torch.autocast(device.type, dtype=PRECISIONS[precision], enabled=precision != "no")
+
+
+def choose_device(name: str | None = None) -> torch.device:
+    """Return the device called `name`, by default the accelerator if there is one, else the CPU.
+
+    Raises:
+        ValueError: The device is not available.
+    """
+    if name is None:
+        return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
+    try:
+        return torch.empty(0, device=name).device
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {name!r} is not available: {error}") from error
+
+
+def cpu_cores() -> int | None:
+    """Return the number of cores this process may use, which in a container can be fewer than the machine has."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def join_processes(device: str | None = None) -> "tuple[PartialState, torch.device]":
+    """Join the processes started by torchrun, or run alone, and return Accelerate's state and this process's device.
+
+    Args:
+        device: For example "cpu" or "cuda:0"; by default the accelerator assigned to this process, if any.
+
+    Raises:
+        ValueError: The device is not available.
+    """
+    from accelerate import PartialState
+
+    chosen = None if device is None else choose_device(device)
+    on_cpu = not torch.accelerator.is_available() if chosen is None else chosen.type == "cpu"
+    # A process may wait for another one as long as a whole unit of work takes.
+    state = PartialState(cpu=on_cpu, timeout=timedelta(days=1))
+    return state, state.device if chosen is None else chosen

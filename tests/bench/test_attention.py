@@ -1,0 +1,227 @@
+"""What is measured, what is left out and why, and where one becomes faster than another."""
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from lineardiff.bench.attention import Limits, measure_attention
+from lineardiff.bench.candidates import SDPA, Candidate, Shape, op_candidates
+from lineardiff.bench.rows import (
+    EXTRAPOLATED,
+    MEASURED,
+    Row,
+    crossover,
+    crossovers,
+    read_rows,
+    write_rows,
+)
+
+FAST = Limits(rounds=2, seconds=0.0)
+
+
+def row(candidate: str, N: int, ms: float | None, status: str = MEASURED, **other: object) -> Row:
+    base = Row(
+        "op", "forward", "float32", B=1, heads=2, N=N, d=64, n=49, candidate=candidate, status=status, ms=ms
+    )
+    return replace(base, **other)
+
+
+def rows_of(times: Callable[[int], float], candidate: str, sizes: Sequence[int]) -> list[Row]:
+    return [row(candidate, N, times(N)) for N in sizes]
+
+
+def sleeper(name: str, seconds: Callable[[int], float], *, quadratic: bool = False) -> Candidate:
+    """An op that takes a known time for N tokens."""
+
+    def build(
+        shape: Shape, dtype: torch.dtype, device: torch.device
+    ) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        def attend(q: Tensor, *rest: Tensor) -> Tensor:
+            time.sleep(seconds(shape.N))
+            return q * 1
+
+        return attend, []
+
+    return Candidate(name, "op", build, quadratic)
+
+
+def measured(
+    candidates: list[Candidate], sizes: Sequence[int], limits: Limits = FAST, **options: object
+) -> dict:
+    shapes = [Shape(1, 1, N, 2, 1) for N in sizes]
+    options = {"modes": ["forward"], "dtypes": [torch.float32], "memory": False, "limits": limits, **options}
+    groups = list(measure_attention(candidates, shapes, **options))
+    return {(r.candidate, r.N): r for group in groups for r in group}
+
+
+@pytest.mark.parametrize(("a", "b"), [(1e-3, 0.5), (2e-5, 0.37), (1e-3, 3.0)])
+def test_power_laws_cross_where_algebra_says(a: float, b: float) -> None:
+    sizes = (49, 196, 1024, 4096, 65536)
+    rows = rows_of(lambda N: a * N**2, SDPA, sizes) + rows_of(lambda N: b * N, "linear", sizes)
+    at = crossover(rows, "linear")
+    assert at is not None
+    assert at.N == pytest.approx(b / a)  # a N^2 = b N
+    assert (at.first, at.last, str(at)) == (49, 65536, f"{b / a:.0f}")
+
+
+def test_curves_that_do_not_cross() -> None:
+    sizes = (49, 196)
+    sdpa = rows_of(lambda N: N**2, SDPA, sizes)
+    assert str(crossover(sdpa + rows_of(lambda N: 2 * N**2, "x", sizes), "x")) == "none up to N = 196"
+    assert str(crossover(sdpa + rows_of(lambda N: N, "x", sizes), "x")) == "49 or below"
+    assert crossover(sdpa, "x") is None
+
+
+def test_the_last_crossing_counts_and_only_measured_times_do() -> None:
+    sdpa = [row(SDPA, N, 1.0) for N in (10, 100, 1000, 10000)]
+    other = [row("x", N, ms) for N, ms in zip((10, 100, 1000, 10000), (0.5, 2.0, 0.5, 0.5), strict=True)]
+    at = crossover(sdpa + other, "x")
+    assert at is not None
+    assert at.N == pytest.approx(math.sqrt(100 * 1000))
+    unsure = [*sdpa[:2], replace(sdpa[2], status=EXTRAPOLATED), replace(sdpa[3], status=EXTRAPOLATED)]
+    assert str(crossover(unsure + other, "x")) == "none up to N = 100"
+
+
+def test_crossovers_are_of_one_series_each() -> None:
+    rows = [row(SDPA, 10, 1.0), row(SDPA, 100, 4.0), row("x", 10, 2.0), row("x", 100, 2.0)]
+    rows += [replace(r, dtype="bfloat16", ms=r.ms if r.candidate == SDPA else 9.0) for r in rows]
+    rows += [row(SDPA, 10, 1.0, heads=7), row("x", 10, 2.0, heads=7)]  # one N: nothing to cross
+    found = crossovers(rows)
+    assert [(f["dtype"], f["heads"], f["text"]) for f in found] == [
+        ("float32", 2, "32"),
+        ("bfloat16", 2, "none up to N = 100"),
+    ]
+
+
+def test_rows_read_back_as_written(tmp_path: Path) -> None:
+    rows = [
+        row(
+            SDPA,
+            49,
+            0.125,
+            low_ms=0.12,
+            high_ms=0.13,
+            rounds=9,
+            peak_mib=0.5,
+            ratio=1.0,
+            ratio_status=MEASURED,
+        ),
+        row("vca-portable", 49, None, "not run: a call would take 12.0 s, more than 10"),
+    ]
+    write_rows(tmp_path / "bench.csv", rows)
+    assert read_rows(tmp_path / "bench.csv") == rows
+    assert (
+        (tmp_path / "bench.csv")
+        .read_text()
+        .splitlines()[0]
+        .startswith("level,mode,dtype,B,heads,N,d,n,candidate")
+    )
+
+
+def test_times_and_ratios_of_known_calls() -> None:
+    found = measured([sleeper(SDPA, lambda N: 0.05), sleeper("x", lambda N: 0.005)], [4])
+    sdpa, x = found[SDPA, 4], found["x", 4]
+    assert sdpa.ms is not None
+    assert x.ms is not None
+    assert 50 <= sdpa.ms < 1000
+    assert 5 <= x.ms < sdpa.ms
+    assert x.ratio == sdpa.ms / x.ms
+    assert x.low_ms <= x.ms <= x.high_ms
+    assert (x.rounds, x.status, x.ratio_status, sdpa.ratio) == (2, MEASURED, MEASURED, 1.0)
+
+
+def test_calls_that_would_take_too_long_are_predicted_and_only_squares_extrapolated() -> None:
+    made: list[tuple[str, int]] = []
+
+    def seconds(name: str, N: int) -> float:
+        made.append((name, N))
+        return 0.02
+
+    candidates = [
+        sleeper(SDPA, lambda N: seconds(SDPA, N), quadratic=True),
+        sleeper("x", lambda N: seconds("x", N)),
+    ]
+    limits = Limits(rounds=2, seconds=0.0, call_seconds=0.5)
+    found = measured(candidates, [1024, 2048, 131072], limits)
+    assert set(made) == {(SDPA, 1024), (SDPA, 2048), ("x", 1024), ("x", 2048)}
+    last, sdpa, x = found[SDPA, 2048], found[SDPA, 131072], found["x", 131072]
+    assert (sdpa.status, sdpa.ms) == (EXTRAPOLATED, last.ms * 64**2)
+    assert sdpa.low_ms is None
+    assert x.status.startswith("not run: a call would take ")
+    assert (x.ms, x.ratio) == (None, None)
+
+
+def test_a_ratio_to_an_extrapolated_time_says_so_and_small_n_are_not_extrapolated() -> None:
+    candidates = [sleeper(SDPA, lambda N: 0.02, quadratic=True), sleeper("x", lambda N: 0.001)]
+    limits = Limits(rounds=2, seconds=0.0, call_seconds=1.0)
+    found = measured(candidates, [1024, 16384], limits)
+    assert (found["x", 16384].status, found["x", 16384].ratio_status) == (MEASURED, EXTRAPOLATED)
+    found = measured(candidates, [64, 1024], limits)
+    assert found[SDPA, 1024].status.startswith("not run: a call would take ")
+    assert (found["x", 1024].status, found["x", 1024].ratio) == (MEASURED, None)
+
+
+def test_the_first_size_has_no_other_to_be_predicted_from() -> None:
+    limits = Limits(rounds=2, seconds=0.0, call_seconds=0.1)
+    found = measured([sleeper(SDPA, lambda N: 0.0), sleeper("x", lambda N: 0.15)], [4], limits)
+    assert found["x", 4].status.startswith("not run: a call takes ")
+    assert found[SDPA, 4].status == MEASURED
+
+
+def test_memory_and_time_have_limits() -> None:
+    candidates = [sleeper(SDPA, lambda N: 0.0)]
+    found = measured(candidates, [2**20], replace(FAST, memory=2**24))  # q, k, v: 2^20 tokens of 2 channels
+    assert found[SDPA, 2**20].status == "not run: it would need 0.0 GiB, more than 0.0"
+    found = measured(candidates, [4], replace(FAST, memory=2**24, total_seconds=-1.0))
+    assert found[SDPA, 4].status == "not run: out of time"
+
+
+def test_a_candidate_that_fails_says_how_and_the_others_are_measured() -> None:
+    def build(*where: object) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        raise RuntimeError("expected Float\nbut found BFloat16")
+
+    found = measured([sleeper(SDPA, lambda N: 0.0), Candidate("bad", "op", build)], [4])
+    assert found["bad", 4].status == "not run: RuntimeError: expected Float but found BFloat16"
+    assert found[SDPA, 4].status == MEASURED
+
+
+def test_training_differentiates_to_inputs_and_parameters() -> None:
+    seen: dict[str, list[bool]] = {}
+    weight = torch.ones(2, requires_grad=True)
+    weight.register_hook(lambda gradient: seen.setdefault("weight", []).append(True))
+
+    def build(*where: object) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        def attend(*inputs: Tensor) -> Tensor:
+            seen["inputs"] = [x.requires_grad for x in inputs]
+            assert all(x.is_leaf for x in inputs)
+            return inputs[0] * weight
+
+        return attend, [weight]
+
+    candidate = Candidate("x", "op", build)
+    measured([candidate], [4], modes=["train"])
+    assert all(seen["inputs"])
+    assert len(seen["weight"]) == 5  # the first call, two before the rounds, two rounds
+    seen.clear()
+    measured([candidate], [4], modes=["forward"])
+    assert "weight" not in seen
+    assert not any(seen["inputs"])
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux alone tells the peak of a process")
+def test_peak_memory_of_the_op_holds_its_output_and_grows_with_n() -> None:
+    shapes = [Shape(1, 2, N, 64, 49) for N in (1024, 4096)]
+    options = {"modes": ["forward"], "dtypes": [torch.float32], "limits": FAST}
+    groups = list(measure_attention(op_candidates(["portable"]), shapes, **options))
+    peaks = {(r.candidate, r.N): r.peak_mib for group in groups for r in group}
+    for N in (1024, 4096):
+        output = 2 * N * 64 * 4 / 2**20
+        assert output < peaks[SDPA, N] < output + 4  # tiles, and one number for each query
+        # portable: the scores of both streams of one head, float32, too
+        assert output < peaks["vca-portable", N] < output + 2 * (2 * 49 * N * 4) / 2**20 + 8

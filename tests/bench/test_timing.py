@@ -1,0 +1,48 @@
+import time
+
+import pytest
+import torch
+
+from lineardiff.bench.timing import interleaved
+
+
+def test_calls_take_turns_and_the_order_turns_round() -> None:
+    made: list[str] = []
+    calls = {name: lambda name=name: made.append(name) for name in "abc"}
+    timings = interleaved(calls, rounds=4)
+    # one warm-up of each, one to tell how many fit, then the rounds
+    assert "".join(made) == "abc" + "abc" + "abc" + "cba" + "abc" + "cba"
+    assert {timing.rounds for timing in timings.values()} == {4}
+
+
+def test_medians_and_quartiles_are_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = 0.0
+    durations = iter([9.0, 0.5, *[1.0] * 2, *[5.0] * 2, *[3.0] * 2, *[2.0] * 2, *[4.0] * 2])
+
+    def call() -> None:
+        nonlocal now
+        now += next(durations)
+
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    timing = interleaved({"a": call}, rounds=5, seconds=1.0)["a"]  # 2 calls of 0.5 s fit in a second
+    assert timing == (3.0, 2.0, 4.0, 5)
+
+
+def test_a_limit_ends_the_rounds_after_three() -> None:
+    slow = {"slow": lambda: time.sleep(0.02)}
+    assert interleaved(slow, rounds=9, limit=0.0)["slow"].rounds == 3
+    assert interleaved(slow, rounds=4, limit=10.0)["slow"].rounds == 4
+    assert 0.02 <= interleaved(slow, rounds=3)["slow"].median < 1.0
+
+
+def test_one_round_has_no_spread() -> None:
+    with pytest.raises(ValueError, match="rounds is 1; a spread needs at least 2"):
+        interleaved({"a": lambda: None}, rounds=1)
+
+
+def test_the_clock_waits_for_devices_that_are_no_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    order: list[str] = []
+    monkeypatch.setattr(torch.accelerator, "synchronize", lambda device: order.append(str(device)))
+    devices = [torch.device("cpu"), torch.device("cuda:1")]
+    interleaved({"a": lambda: order.append("call")}, rounds=2, devices=devices)
+    assert order == ["cuda:1", "call", "cuda:1"] * 4
