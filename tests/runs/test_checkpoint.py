@@ -16,6 +16,7 @@ from torch import nn
 from toy import TOY, ToyTask, fingerprint, flat
 
 from lineardiff.files import write_atomically
+from lineardiff.runs import checkpoint as module
 from lineardiff.runs.checkpoint import (
     list_checkpoints,
     load_checkpoint,
@@ -23,7 +24,6 @@ from lineardiff.runs.checkpoint import (
     remove_unfinished,
     save_checkpoint,
 )
-from lineardiff.train import checkpoint as module
 from lineardiff.train import train
 
 

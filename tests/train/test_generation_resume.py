@@ -11,13 +11,13 @@ import pytest
 
 pytest.importorskip("diffusers")
 
-from test_resume import in_child
 from tiny_generation import TINY_SIT
 from toy import fingerprint
 
 import lineardiff.pipelines.pipeline  # noqa: F401  # seconds, that each forked process would take
 from lineardiff.runs import checkpoint
 from lineardiff.train import GenerationTask, train
+from tests.train.test_resume import in_child
 
 
 def run(output: Path, *, dies_at: int | None = None) -> None:
