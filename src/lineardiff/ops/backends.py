@@ -44,6 +44,11 @@ VARIABLE = "LINEARDIFF_BACKEND"
 _chosen = os.environ.get(VARIABLE) or "auto"
 
 
+def list_backends() -> tuple[str, ...]:
+    """Return the names of the backends that can run on this machine, preferred ones first."""
+    return tuple(candidate.name for candidate in BACKENDS if candidate.why_not(None) is None)
+
+
 def set_backend(name: str) -> None:
     """Choose the backend of this process: "auto" or a name that `lineardiff info` lists.
 
