@@ -112,7 +112,7 @@ def test_layers_with_the_peers_that_are_installed_the_others_named_once(
 def test_an_interruption_keeps_what_is_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from lineardiff import evaluate
+    from lineardiff.bench import attention
 
     row = Row("op", "forward", "float32", 1, 1, 16, 8, 4, "sdpa", "measured", ms=2.5)
 
@@ -120,7 +120,7 @@ def test_an_interruption_keeps_what_is_measured(
         yield [row]
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(evaluate, "measure_attention", interrupted)
+    monkeypatch.setattr(attention, "measure_attention", interrupted)
     assert main(["bench", "--sizes", "16", "64", *TINY, "--output", str(tmp_path)]) == 130
     assert read_rows(tmp_path / "bench.csv") == [row]
     assert json.loads((tmp_path / "bench.json").read_text())["crossovers"] == []
@@ -139,7 +139,7 @@ def test_an_interruption_keeps_what_is_measured(
         (["--pooling", "--level", "layer"], "a layer always pools"),
         (["--heads", "0"], "--heads is 0; it must be positive"),
         (["--sizes", "49", "0"], "--sizes holds 0"),
-        (["--device", "cuda:99"], "device='cuda:99' cannot be used here"),
+        (["--device", "cuda:99"], "device 'cuda:99' is not available"),
     ],
 )
 def test_mistakes_are_one_line(

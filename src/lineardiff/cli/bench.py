@@ -98,7 +98,7 @@ def measure_and_save(
     """
     from tqdm import tqdm
 
-    from lineardiff.bench import environment, measure_attention
+    from lineardiff.bench import attention, environment
     from lineardiff.bench.candidates import PEERS
     from lineardiff.bench.rows import crossovers, write_rows
     from lineardiff.bench.table import crossover_table, speed_table
@@ -117,7 +117,7 @@ def measure_and_save(
     interrupted = False
     try:
         with tqdm(total=len(levels) * per_level, unit="group", desc=name) as bar:
-            for group in measure_attention(candidates, shapes, **options):
+            for group in attention.measure_attention(candidates, shapes, **options):
                 rows += group
                 write_rows(output / f"{name}.csv", rows)
                 first = rows[-1]
