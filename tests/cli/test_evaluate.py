@@ -80,9 +80,9 @@ def test_bad_checkpoints_are_one_line_and_exit_code_2(
         (["--model", "vit_tny_patch16_224", *other[2:], str(run)], "did you mean vit_tiny_patch16_224"),
         (["--model", "vit_tiny_patch16_224"], "--checkpoint"),
         ([], "run folder"),
-        ([str(run), "--data", "nowhere"], "the data source nowhere does not exist"),
+        ([str(run), "--data", "nowhere"], "nowhere"),
         ([str(run), "--split", "test"], "'test'"),
-        ([str(run), "--device", "gpu7"], "device='gpu7' cannot be used here"),
+        ([str(run), "--device", "gpu7"], "device 'gpu7'"),
     ]:
         capsys.readouterr()
         assert main(["evaluate", *words]) == 2, words

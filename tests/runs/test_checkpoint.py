@@ -176,7 +176,7 @@ def test_a_full_disk_stops_the_run_and_space_lets_it_go_on(tmp_path: Path, small
     train(recipe, ToyTask(), output=tmp_path / "reference")
     ballast = small_disk / "ballast"
     ballast.write_bytes(bytes(110_000))
-    with pytest.raises(OSError, match=r"cannot write .*; free some space and repeat the command") as raised:
+    with pytest.raises(OSError, match=r"cannot write .*; free some space, then rerun") as raised:
         train(recipe, ToyTask(), output=small_disk / "run")
     assert raised.value.errno == errno.ENOSPC
     saved = list_checkpoints(small_disk / "run/checkpoints")

@@ -50,7 +50,7 @@ def main(folder: Path) -> None:
 def test_killed_and_repeated(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, __file__, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=200,

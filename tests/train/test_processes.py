@@ -29,7 +29,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     ]
     done = subprocess.run(
         [sys.executable, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
         capture_output=True,
         text=True,
         timeout=300,
