@@ -1,14 +1,13 @@
 """Two processes with half of each batch learn what one process learns with the whole."""
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from accelerate import PartialState
+from kill import run_module
 from toy import TINY, rows
 
 from lineardiff.train import ClassificationTask, train
@@ -18,24 +17,9 @@ MIXED = replace(TINY, epochs=1, warmup_epochs=0, mixup=0.8, cutmix=1.0, drop_pat
 
 
 def test_two_processes_equal_one(tmp_path: Path) -> None:
-    command = [
-        "-m",
-        "torch.distributed.run",
-        "--standalone",
-        "--nproc-per-node",
-        "2",
-        __file__,
-        str(tmp_path),
-    ]
-    done = subprocess.run(
-        [sys.executable, *command],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
+    run_module(
+        __file__, tmp_path, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     )
-    assert done.returncode == 0, done.stderr
     train(RECIPE, ClassificationTask(RECIPE), output=tmp_path / "one")
     for name in ("train.csv", "validation.csv"):
         for one, two in zip(rows(tmp_path / "one" / name), rows(tmp_path / "two" / name), strict=True):

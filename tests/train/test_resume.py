@@ -1,24 +1,23 @@
 """A run that is stopped anywhere and repeated is the run that was not stopped, bit for bit."""
 
-import os
-import random
 import signal
-import subprocess
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import pytest
+from kill import in_child, killed, kills, run_module
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from torch import Tensor, nn
 from toy import HARD, TOY, ToyTask, fingerprint
 
 from lineardiff.recipes import ClassificationRecipe
-from lineardiff.runs import checkpoint
 from lineardiff.train import ClassificationTask, TrainingInterrupted, train
+
+TOY_KILLED = replace(
+    TOY, epochs=2, log_every=4, ema_decay=0.9
+)  # 10 updates, 3 rows, 2 validations, 3 checkpoints
 
 
 class Interrupted(ToyTask):
@@ -67,77 +66,34 @@ def test_workers_do_not_change_the_run(tmp_path: Path) -> None:
     assert fingerprint(tmp_path / "0") == fingerprint(tmp_path / "2")
 
 
-# Killed for good, in processes of their own.
+# The rest runs in forked processes: this module as a program kills runs, resumes them and leaves their folders.
 
 
-def run(output: Path, recipe: ClassificationRecipe = HARD) -> None:
+def run(recipe: ClassificationRecipe, output: Path) -> None:
     train(recipe, ClassificationTask(recipe), output=output)
 
 
-def in_child(work: Callable[[], None], *, kill_after: float | None = None) -> int:
-    """Runs `work` in a forked process and returns how it ended; SIGKILL after so many seconds, if given."""
-    child = os.fork()
-    if child == 0:
-        try:
-            work()
-        except BaseException:
-            sys.excepthook(*sys.exc_info())  # type: ignore[arg-type]
-            os._exit(1)
-        os._exit(0)
-    if kill_after is not None:
-        time.sleep(kill_after)
-        os.kill(child, signal.SIGKILL)
-    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-
-
-def killed_while_writing(output: Path, write: int) -> None:
-    """Dies in the middle of its `write`-th file."""
-    whole_ones = iter(range(write - 1))
-
-    def half(path: Path, data: bytes) -> None:
-        if next(whole_ones, None) is None:
-            path.write_bytes(data[: len(data) // 2])
-            os.kill(os.getpid(), signal.SIGKILL)
-        whole(path, data)
-
-    whole, checkpoint._write = checkpoint._write, half
-    run(output)
-
-
 def main(folder: Path) -> None:
-    """Kills runs, finishes them, and leaves them in `folder`. Forks, so nothing here may use autograd before."""
-    start = time.monotonic()
-    assert in_child(partial(run, folder / "whole")) == 0
-    seconds = time.monotonic() - start
-    for write in (1, 4, 5, 8, 9):
-        assert in_child(partial(killed_while_writing, folder / "writing", write)) == -signal.SIGKILL
-    assert in_child(partial(run, folder / "writing")) == 0
-    moments = random.Random(0)
-    kills = finished = 0
-    while kills < 6:
-        work = partial(run, folder / f"anywhere{finished}", replace(HARD, workers=kills % 3))
-        if in_child(work, kill_after=seconds * moments.random()) == -signal.SIGKILL:
-            kills += 1
-        else:
-            finished += 1
-            seconds *= 0.8  # or every kill comes too late, where other programs slowed down the first run
-    assert in_child(partial(run, folder / f"anywhere{finished}")) == 0
+    """Nothing here may use autograd before a fork."""
+    toy = partial(train, TOY_KILLED)
+    assert in_child(lambda: toy(ToyTask(), output=folder / "toy")) == 0
+    changes = kills(lambda output: toy(ToyTask(), output=output), folder / "toys")
+    assert changes > 40, changes
+    hard = partial(run, HARD)
+    assert in_child(lambda: hard(folder / "hard")) == 0
+    # Each kill is of the run that the previous one left, so the moments spread over all of it.
+    for change in (9, 14, 19, 24, 16, 12):
+        assert killed(lambda: hard(folder / "hards/0"), folder=folder, change=change)
+    assert in_child(lambda: hard(folder / "hards/0")) == 0
 
 
-def test_killed_at_any_moment_and_repeated(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path)],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
-        capture_output=True,
-        text=True,
-        timeout=400,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    runs = sorted(path.name for path in tmp_path.iterdir())
-    assert {"anywhere0", "whole", "writing"} <= set(runs)
-    expected = fingerprint(tmp_path / "whole")
-    assert {name: fingerprint(tmp_path / name) for name in runs} == dict.fromkeys(runs, expected)
+def test_killed_before_every_change_and_resumed(tmp_path: Path) -> None:
+    run_module(__file__, tmp_path)
+    for name in ("toy", "hard"):
+        expected = fingerprint(tmp_path / name)
+        runs = sorted((tmp_path / f"{name}s").iterdir())
+        assert {path.name: fingerprint(path) for path in runs} == {path.name: expected for path in runs}
+        assert not list(tmp_path.glob(f"{name}s/*/checkpoints/*unfinished*"))
 
 
 if __name__ == "__main__":
