@@ -2,7 +2,9 @@ import csv
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
+from scipy.signal import savgol_filter
 
 from lineardiff.visualize.curves import COLORS, plot_curves, read_curve
 
@@ -32,14 +34,40 @@ def test_curves_hold_the_numbers_of_the_runs(tmp_path: Path) -> None:
     assert accuracy.lines[1].get_xydata().tolist() == [[1, 50], [2, 70]]
     raw, smooth, _, constant = loss.lines
     assert raw.get_ydata().tolist() == [2.0, 1.0, 0.5]
-    # The exponential average with its start corrected: 0.9-weighted means of what has been seen.
-    weights = [0.81, 0.9, 1.0]
-    assert smooth.get_ydata()[-1] == pytest.approx(
-        sum(w * v for w, v in zip(weights, [2.0, 1.0, 0.5], strict=True)) / sum(weights)
-    )
+    assert len(smooth.get_ydata()) == 3
     assert constant.get_ydata().tolist() == pytest.approx([2.0] * 3)
     assert [text.get_text() for text in loss.get_legend().get_texts()] == ["MHSA", "VCA"]
     assert loss.get_ylabel() == "cross-entropy"
+
+
+@pytest.mark.parametrize(("rows", "window"), [(3, 3), (8, 7), (40, 7), (200, 21)])
+def test_the_smoothed_loss_is_a_centred_savgol_filter(tmp_path: Path, rows: int, window: int) -> None:
+    def smoothed(losses: np.ndarray) -> np.ndarray:
+        loss, _ = plot_curves({"x": write_run(tmp_path, losses=losses.tolist(), top1=[1.0])}).axes
+        return loss.lines[1].get_ydata()
+
+    losses = np.random.default_rng(0).normal(size=rows)
+    np.testing.assert_allclose(smoothed(losses), savgol_filter(losses, window, polyorder=1), atol=1e-12)
+    line = np.linspace(2.3, 0.7, rows)  # an average that lags would stay above a falling line
+    np.testing.assert_allclose(smoothed(line), line, atol=1e-12)
+
+
+def test_a_single_row_is_drawn_as_it_is(tmp_path: Path) -> None:
+    loss, _ = plot_curves({"x": write_run(tmp_path, losses=[1.5], top1=[1.0])}).axes
+    assert loss.lines[1].get_ydata().tolist() == [1.5]
+
+
+def test_panels_are_stacked_on_a_phone(tmp_path: Path) -> None:
+    runs = {"x": write_run(tmp_path, losses=[1.0], top1=[1.0])}
+    wide, narrow = plot_curves(runs), plot_curves(runs, narrow=True)
+    assert narrow.get_figwidth() < wide.get_figwidth() / 2
+    assert [axes.get_title(loc="left") for axes in narrow.axes] == [
+        axes.get_title(loc="left") for axes in wide.axes
+    ]
+    for figure, axis in ((wide, 0), (narrow, 1)):
+        figure.draw_without_rendering()
+        first, second = (axes.get_position().bounds[axis] for axes in figure.axes)
+        assert abs(first - second) > 0.3
 
 
 def test_a_dark_page_gets_its_own_colours(tmp_path: Path) -> None:
@@ -62,5 +90,5 @@ def test_bad_curves_are_named(tmp_path: Path) -> None:
     (tmp_path / "bad.csv").write_text("step,loss\n1,oops\n")
     with pytest.raises(ValueError, match=r"bad\.csv .*oops"):
         read_curve(tmp_path / "bad.csv")
-    with pytest.raises(ValueError, match="at least one run"):
+    with pytest.raises(ValueError, match="no runs"):
         plot_curves({})

@@ -13,16 +13,31 @@ def model(**kwargs: object) -> torch.nn.Module:
     return timm.create_model("vca_deit_tiny_patch16_224", contrast_grid=(2, 3), **SIZE, **kwargs).eval()
 
 
-def test_signed_attention_is_the_difference_of_two_softmaxes() -> None:
+def test_the_map_of_the_class_token_is_the_closed_form() -> None:
+    """Every weight is set so that A is known: head 0 reads the brightness of a cell, head 1 its negative."""
     vit = model()
-    maps = signed_attention(vit, torch.randn(4, 3, 24, 24))
-    assert maps.shape == (4, 2, 2, 3)
-    # Each softmax sums to one over the contrast tokens, so a row of A sums to 1 - lambda2.
-    attention = vit.blocks[-1].attn
-    lambda2 = attention._lambda(
-        attention.lambda2_q1, attention.lambda2_k1, attention.lambda2_q2, attention.lambda2_k2
-    ).detach()
-    torch.testing.assert_close(maps.sum((2, 3)), (1 - lambda2).expand(4, 2))
+    attention, scale = vit.blocks[0].attn, 5.0
+    vit.blocks[0].norm1 = torch.nn.Identity()
+    brightness = torch.tensor([[0.9, 0.1, 0.5], [0.3, 0.7, 0.0]])
+    offset = torch.tensor(
+        [[0.0, 0.6, 0.2], [0.4, 0.1, 0.8]]
+    )  # what e- adds to the first channel of each head
+    with torch.no_grad():
+        for parameter in [*vit.parameters()]:
+            parameter.zero_()
+        vit.patch_embed.proj.weight[0] = 1 / 48
+        vit.patch_embed.proj.weight[8] = -1 / 48
+        vit.cls_token[..., [0, 8]] = scale
+        attention.qkv.weight[:16] = torch.eye(16)
+        attention.pos_embed_neg[:, [0, 8]] = offset.reshape(6, 1)
+    image = brightness.repeat_interleave(12, 0).repeat_interleave(8, 1).expand(1, 3, 24, 24)
+    maps = signed_attention(vit, image, block=0)[0]
+
+    lambda2 = 0.8 - 0.6  # the learned vectors are zero, so lambda is lambda_init of the first block
+    for head, sign in enumerate((1, -1)):
+        added, subtracted = sign * brightness, sign * brightness + offset
+        expected = [(scale / 8**0.5 * logits).flatten().softmax(0) for logits in (added, subtracted)]
+        torch.testing.assert_close(maps[head], (expected[0] - lambda2 * expected[1]).reshape(2, 3))
 
 
 def test_looking_changes_nothing() -> None:

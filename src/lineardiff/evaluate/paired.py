@@ -21,19 +21,29 @@ def agreement(first_right: Tensor, second_right: Tensor) -> dict[str, int]:
 
 
 def paired_difference(first_right: Tensor, second_right: Tensor) -> dict[str, float]:
-    """Top-1 of the second model minus that of the first, in percentage points, with its standard error.
+    """Return how much more accurate the second model is than the first, with its uncertainty.
 
-    The error is that of the choice of images, in pairs: images on which the models agree carry none. It says
-    nothing about the choice of the seed.
+    Both statistics describe the choice of images, in pairs: images on which the models agree carry no
+    information. Neither says anything about the choice of the seed.
 
     Args:
-        first_right, second_right: As in :func:`agreement`.
+        first_right: (M,) bool, whether the first model is right about each image.
+        second_right: The same for the second model, in the same order.
 
     Returns:
-        {"top1", "standard_error"}.
+        "top1" (second minus first) and "standard_error", both in percentage points, and "p_value" of the exact
+        two-sided McNemar test, in [0, 1].
     """
     gain = second_right.double() - first_right.double()
+    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
     return {
         "top1": 100 * float(gain.mean()),
         "standard_error": 100 * float(gain.std(correction=0)) / math.sqrt(len(gain)),
+        "p_value": _sign_test(wins, losses),
     }
+
+
+def _sign_test(wins: int, losses: int) -> float:
+    """Return the two-sided p-value of `wins` successes in `wins + losses` fair coin flips."""
+    tail = sum(math.comb(wins + losses, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2 ** (wins + losses))

@@ -1,19 +1,20 @@
-"""Curves of training runs: loss of the training batches and accuracy on the validation images."""
+"""Learning curves of training runs."""
 
 import csv
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-# Of the palette of Okabe and Ito, which people with any kind of colour vision tell apart; by `dark`.
+# From the palette of Okabe and Ito, which is safe for colour-blind readers; by `dark`.
 COLORS = {
-    False: ("#0072b2", "#d55e00", "#009e73", "#cc79a7"),
-    True: ("#56b4e9", "#e69f00", "#2ec4a0", "#e6a3c9"),
+    False: ("#0072b2", "#00805d", "#d55e00", "#cc79a7"),
+    True: ("#56b4e9", "#2ec4a0", "#e69f00", "#e6a3c9"),
 }
 INK = {False: "#333333", True: "#d0d0d0"}
 
@@ -35,23 +36,28 @@ def read_curve(path: Path) -> dict[str, list[float]]:
         raise ValueError(f"{path} holds a cell that is no number ({error}); was it edited?") from None
 
 
-def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, width: float = 10.0) -> Figure:
-    """Draw the loss of the training batches and the validation top-1 over the epochs.
+def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, narrow: bool = False) -> Figure:
+    """Plot the training loss and the validation top-1 of runs over the epochs.
 
     Args:
         runs: Label to run folder, which holds train.csv and validation.csv.
-        dark: Light lines and letters on a transparent ground, for a dark page; otherwise dark ones on white.
-        width: Inches.
+        dark: Use light lines and text on a transparent background, for a dark page.
+        narrow: Stack the panels, for the width of a phone, instead of placing them side by side.
 
     Returns:
-        A figure of two panels; ``figure.savefig(path)`` writes it.
+        A figure with two panels.
+
+    Raises:
+        ValueError: `runs` is empty, or a run has no curves yet.
+        FileNotFoundError: A folder is not that of a run.
     """
     if not runs:
-        raise ValueError("plot_curves needs at least one run, got an empty mapping")
-    figure = Figure(figsize=(width, 0.36 * width), layout="constrained", dpi=144)
+        raise ValueError("plot_curves got no runs; expected at least one label and folder.")
+    size, panels = ((4.2, 5.6), (2, 1)) if narrow else ((10.0, 3.6), (1, 2))
+    figure = Figure(figsize=size, layout="constrained", dpi=144)
     FigureCanvasAgg(figure)
     figure.patch.set_alpha(0.0 if dark else 1.0)
-    loss, accuracy = figure.subplots(1, 2)
+    loss, accuracy = figure.subplots(*panels)
     for (label, folder), color in zip(runs.items(), cycle(COLORS[dark]), strict=False):
         train = read_curve(folder / "train.csv")
         validation = read_curve(folder / "validation.csv")
@@ -60,22 +66,27 @@ def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, width: float = 
         accuracy.plot(
             validation["epoch"], validation["top1"], color=color, linewidth=2, marker="o", label=label
         )
-    _dress(loss, "Training loss (line: smoothed)", "cross-entropy", ink=INK[dark])
-    _dress(accuracy, "Validation accuracy", "top-1 (%)", ink=INK[dark])
+    _style(loss, "Training loss (bold: smoothed)", "cross-entropy", ink=INK[dark])
+    _style(accuracy, "Validation accuracy", "top-1 (%)", ink=INK[dark])
     return figure
 
 
-def _smooth(values: list[float], *, decay: float = 0.9) -> list[float]:
-    """Exponential average, corrected for its start at zero."""
-    smoothed, average, weight = [], 0.0, 0.0
-    for value in values:
-        average = decay * average + (1 - decay) * value
-        weight = decay * weight + (1 - decay)
-        smoothed.append(average / weight)
-    return smoothed
+def _smooth(values: Sequence[float]) -> np.ndarray:
+    """Return a centred moving average, which does not lag; the ends are read off a line fitted to the last window.
+
+    This is a Savitzky-Golay filter of order 1.
+    """
+    y = np.asarray(values)
+    radius = min(max(3, len(y) // 20), (len(y) - 1) // 2)
+    if radius == 0:
+        return y
+    x = np.arange(2 * radius + 1)
+    head, tail = (np.polyval(np.polyfit(x, part, 1), x) for part in (y[: len(x)], y[-len(x) :]))
+    middle = np.convolve(y, np.full(len(x), 1 / len(x)), "valid")
+    return np.concatenate([head[:radius], middle, tail[-radius:]])
 
 
-def _dress(axes: Axes, title: str, unit: str, *, ink: str) -> None:
+def _style(axes: Axes, title: str, unit: str, *, ink: str) -> None:
     axes.set_title(title, color=ink, loc="left")
     axes.set_xlabel("epochs", color=ink)
     axes.set_ylabel(unit, color=ink)

@@ -1,4 +1,4 @@
-"""Pictures of what Visual-Contrast Attention adds and what it subtracts."""
+"""Maps of what Visual-Contrast Attention adds and subtracts."""
 
 from collections.abc import Sequence
 
@@ -8,56 +8,71 @@ from matplotlib.figure import Figure
 from PIL import Image
 from torch import Tensor, nn
 
+from lineardiff.visualize.curves import INK
+
 
 def signed_attention(model: nn.Module, images: Tensor, *, block: int = -1) -> Tensor:
-    """How the class token weighs the contrast tokens in one block of a vca_deit model.
+    """Return how the class token weighs the contrast tokens in one block of a vca_deit model.
 
     Args:
-        model: A ViT whose `blocks[block].attn` is a VisualContrastAttention, with a class token in front.
-        images: (B, C, H, W), as the model takes them.
+        model: A ViT with a class token whose `blocks[block].attn` is a VisualContrastAttention.
+        images: (B, C, H, W), preprocessed for the model.
         block: Index of the block.
 
     Returns:
-        (B, heads, h, w): row 0 of stage II's A, the difference of the two softmaxes, on the contrast grid.
+        (B, heads, h, w): the class token's row of the signed attention A of stage II, on the contrast grid.
         Positive entries add the contrast of a region to the class token, negative ones subtract it.
 
     Raises:
-        ValueError: The block has another attention.
+        ValueError: The block uses another attention.
     """
     attention = model.blocks[block].attn  # type: ignore[index, union-attr]
     if not hasattr(attention, "attention_maps"):
-        raise ValueError(f"blocks[{block}].attn is a {type(attention).__name__}: it has no signed attention")
-    seen: list[tuple[Tensor, tuple[int, int]]] = []
-    hook = attention.register_forward_pre_hook(lambda _, arguments: seen.append(arguments))
+        raise ValueError(
+            f"blocks[{block}].attn is a {type(attention).__name__}, which has no signed attention; "
+            "expected a VisualContrastAttention."
+        )
+    calls: list[tuple[Tensor, tuple[int, int]]] = []
+    hook = attention.register_forward_pre_hook(lambda _, arguments: calls.append(arguments))
     try:
         with torch.no_grad():
             model(images)
     finally:
         hook.remove()
-    _, maps = attention.attention_maps(*seen[0])
+    _, maps = attention.attention_maps(*calls[0])
     return maps[:, :, 0].unflatten(-1, attention.contrast_grid)
 
 
-def plot_signed_attention(pictures: Sequence[Image.Image], maps: Tensor) -> Figure:
-    """Draw each picture above its signed attention, one row for each head; red adds, blue subtracts.
+def plot_signed_attention(
+    images: Sequence[Image.Image], maps: Tensor, *, dark: bool = False, narrow: bool = False
+) -> Figure:
+    """Plot each image above its signed attention, one row per head; red adds, blue subtracts.
 
     Args:
-        pictures: B of them.
+        images: B images.
         maps: (B, heads, h, w), from :func:`signed_attention`.
+        dark: Use light text on a transparent background, for a dark page.
+        narrow: Fit the width of a phone.
     """
     heads = maps.shape[1]
     limit = float(maps.abs().max()) or 1.0
-    figure = Figure(figsize=(len(pictures) + 1.0, 1.05 * (heads + 1)), layout="constrained", dpi=144)
+    cell = 0.5 if narrow else 1.0
+    bar = {"location": "bottom", "aspect": 30} if narrow else {"shrink": 0.8}
+    size = (cell * len(images) + (0.3 if narrow else 1.0), 1.05 * cell * (heads + 1) + 0.7 * narrow)
+    figure = Figure(figsize=size, layout="constrained", dpi=144)
     FigureCanvasAgg(figure)
-    axes = figure.subplots(heads + 1, len(pictures), squeeze=False)
-    for column, picture in enumerate(pictures):
-        axes[0, column].imshow(picture)
+    figure.patch.set_alpha(0.0 if dark else 1.0)
+    axes = figure.subplots(heads + 1, len(images), squeeze=False)
+    for column, image in enumerate(images):
+        axes[0, column].imshow(image)
         for head in range(heads):
             shown = axes[head + 1, column].imshow(maps[column, head], cmap="RdBu_r", vmin=-limit, vmax=limit)
     for row, label in enumerate(["image", *(f"head {head + 1}" for head in range(heads))]):
-        axes[row, 0].set_ylabel(label)
+        axes[row, 0].set_ylabel(label, color=INK[dark], fontsize=7 if narrow else 10)
     for panel in axes.flat:
         panel.set_xticks([])
         panel.set_yticks([])
-    figure.colorbar(shown, ax=axes[1:], shrink=0.8, label="subtracts   adds")
+    colorbar = figure.colorbar(shown, ax=axes[1:], **bar)
+    colorbar.set_label("subtracts   adds", color=INK[dark])
+    colorbar.ax.tick_params(colors=INK[dark])
     return figure
