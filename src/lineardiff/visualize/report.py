@@ -1,33 +1,42 @@
-"""A page about two trained models, for people: one HTML file that needs nothing beside it."""
+"""The report of a comparison: one HTML page, and the same numbers as text."""
 
 import base64
 import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
-from typing import Any
+from typing import Any, Protocol
 
 from jinja2 import Environment, StrictUndefined
 from matplotlib.figure import Figure
 from PIL import Image
 
+from lineardiff.table import format_table
+from lineardiff.visualize.curves import COLORS
+
+
+class Draw(Protocol):
+    """A function that draws one figure for each kind of page."""
+
+    def __call__(self, *, dark: bool, narrow: bool) -> Figure: ...
+
 
 @dataclass(frozen=True)
 class Example:
-    """One image and what each model takes it for."""
+    """An image and the class that each model predicts for it."""
 
     image: Image.Image
     truth: str
-    """Name of its class."""
+    """Name of the true class."""
     guesses: Mapping[str, str]
-    """Label of the model to the name of the class it predicts."""
+    """Label of the model to the name of the predicted class."""
 
 
 @dataclass(frozen=True)
 class Picture:
-    """A figure with its caption and the words that stand for it where it cannot be seen."""
+    """A figure with its caption and alternative text."""
 
-    figure: Figure
+    draw: Draw
     caption: str
     alt: str
 
@@ -35,59 +44,132 @@ class Picture:
 def report_html(
     results: Mapping[str, Any],
     *,
-    curves: Figure,
-    curves_dark: Figure,
+    curves: Draw,
     examples: Mapping[str, Sequence[Example]],
     pictures: Sequence[Picture] = (),
 ) -> str:
-    """The comparison of two models as HTML: light and dark, for large and small screens, images inlined.
+    """Return the comparison as a self-contained HTML page for light and dark mode, desktops, phones and paper.
 
     Args:
-        results: What `results.json` of `lineardiff demo` holds: `arms` (two models, name to numbers),
-            `recipe`, `images`, `difference`, `agreement`, `classes`, `scaling`, `environment`, `command`.
-        curves: Figure for a light page, from :func:`lineardiff.visualize.plot_curves`.
-        curves_dark: The same for a dark page.
-        examples: Title of a group to its images; empty groups are left out.
-        pictures: Further figures, each in a paragraph of its own.
+        results: The content of results.json, from :func:`lineardiff.visualize.compare_models`, with "command" added.
+        curves: Draws the learning curves, such as `functools.partial(plot_curves, runs)`.
+        examples: Title of a group to its images; empty groups are skipped.
+        pictures: Further figures.
 
     Raises:
-        ValueError: There are not two models in the results.
+        ValueError: `results` holds fewer than two models.
     """
-    if len(results["arms"]) != 2:
-        raise ValueError(f"the report compares two models, got {', '.join(results['arms']) or 'none'}")
+    if len(results["arms"]) < 2:
+        raise ValueError(
+            f"results holds {len(results['arms'])} model(s) ({', '.join(results['arms']) or 'none'}); "
+            "expected at least two to compare."
+        )
     environment = Environment(
         autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )
     source = files("lineardiff.visualize").joinpath("report.html").read_text("utf-8")
+    arms = results["arms"]
+    best = ", ".join(f"{arm['top1']:.1f} % for {arm['label']}" for arm in arms.values())
+    learning = Picture(
+        curves,
+        caption="Loss of the training batches (augmented, hence higher than on plain images) and top-1 on the "
+        "validation images.",
+        alt="Two line charts over the epochs, one line per model: the training loss falls, and the validation top-1 "
+        f"reaches {best}.",
+    )
+    leading = results["comparisons"][0]
     return environment.from_string(source).render(
         results=results,
-        curves=_inline_figure(curves),
-        curves_dark=_inline_figure(curves_dark),
+        colors=dict(zip(arms, zip(COLORS[False], COLORS[True], strict=True), strict=False)),
+        sentences=[describe_comparison(results, comparison) for comparison in results["comparisons"]],
+        p_value=_p_value,
+        confusions={
+            name: _shade(results["confusion"][name]) for name in (leading["first"], leading["second"])
+        },
+        learning=_inline_picture(learning),
+        pictures=[_inline_picture(picture) for picture in pictures],
         groups=[
             {
                 "title": title,
                 "examples": [
-                    {"image": _inline(e.image), "truth": e.truth, "guesses": e.guesses} for e in members
+                    {"image": _inline(_image_as_png(e.image)), "truth": e.truth, "guesses": e.guesses}
+                    for e in members
                 ],
             }
             for title, members in examples.items()
             if members
         ],
-        pictures=[{"image": _inline_figure(p.figure), "caption": p.caption, "alt": p.alt} for p in pictures],
     )
 
 
-def _inline(image: Image.Image) -> str:
-    data = io.BytesIO()
-    image.save(data, "PNG", optimize=True)
-    return _data_address(data)
+def comparison_table(results: Mapping[str, Any], *, markdown: bool = False) -> str:
+    """Return accuracy, size, cost and speed of the models as text.
+
+    Args:
+        results: The content of results.json.
+        markdown: Format the table as README.md shows it, with medians only.
+    """
+    arms = results["arms"].values()
+
+    def speed(arm: Mapping[str, Any], mode: str) -> str:
+        quartiles = f" ({arm[mode]['low']:,.0f} to {arm[mode]['high']:,.0f})"
+        return f"{arm[mode]['median']:,.0f}" + ("" if markdown else quartiles)
+
+    header = ("", *(arm["label"] for arm in arms))
+    rows = [
+        ("top-1 (%)", *(f"{arm['top1']:.2f}" for arm in arms)),
+        ("parameters", *(f"{arm['parameters']:,}" for arm in arms)),
+        ("multiply-adds", *(f"{arm['multiply_adds']:,}" for arm in arms)),
+        ("training, images/s", *(speed(arm, "train") for arm in arms)),
+        ("inference, images/s", *(speed(arm, "forward") for arm in arms)),
+    ]
+    if not markdown:
+        return format_table(header, rows)
+    return "\n".join(f"| {' | '.join(line)} |" for line in (header, ["---"] * len(header), *rows))
 
 
-def _inline_figure(figure: Figure) -> str:
+def describe_comparison(results: Mapping[str, Any], comparison: Mapping[str, Any]) -> str:
+    """Return one entry of `results["comparisons"]` as a sentence."""
+    first, second = (results["arms"][comparison[key]]["label"] for key in ("first", "second"))
+    verdict = "within noise" if comparison["within_noise"] else "more than the choice of images explains"
+    return (
+        f"{second} against {first}: {comparison['top1']:+.1f} points of top-1 (standard error "
+        f"{comparison['standard_error']:.1f}, exact McNemar p {_p_value(comparison['p_value'])}), {verdict}."
+    )
+
+
+def as_png(figure: Figure) -> bytes:
+    """Return a figure as the content of a PNG file."""
     data = io.BytesIO()
     figure.savefig(data, format="png")
-    return _data_address(data)
+    return data.getvalue()
 
 
-def _data_address(png: io.BytesIO) -> str:
-    return f"data:image/png;base64,{base64.b64encode(png.getvalue()).decode()}"
+def _p_value(value: float) -> str:
+    return "< 0.001" if value < 0.001 else f"= {value:.2g}"
+
+
+def _shade(confusion: Sequence[Sequence[int]]) -> list[list[tuple[int, float]]]:
+    """Return each count with the opacity of its cell; the square root keeps rare errors visible."""
+    return [[(count, 0.6 * (count / max(sum(row), 1)) ** 0.5) for count in row] for row in confusion]
+
+
+def _inline_picture(picture: Picture) -> dict[str, Any]:
+    variants = {
+        f"{'narrow' if narrow else 'wide'}_{'dark' if dark else 'light'}": _inline(
+            as_png(picture.draw(dark=dark, narrow=narrow))
+        )
+        for narrow in (False, True)
+        for dark in (False, True)
+    }
+    return {**variants, "caption": picture.caption, "alt": picture.alt}
+
+
+def _image_as_png(image: Image.Image) -> bytes:
+    data = io.BytesIO()
+    image.save(data, "PNG", optimize=True)
+    return data.getvalue()
+
+
+def _inline(png: bytes) -> str:
+    return f"data:image/png;base64,{base64.b64encode(png).decode()}"
