@@ -112,7 +112,7 @@ def test_pvt_positions_of_another_size_are_interpolated_as_its_authors_do():
     x = images(96, 128)
     assert torch.allclose(model(x), source(x), atol=1e-5)
     with pytest.raises(
-        ValueError, match=r"positions of 768 tokens, no square grid; build the model with the img_size"
+        ValueError, match=r"positions of 768 tokens, which is not a square grid; build the model with the "
     ):
         lineardiff.load_baseline(source, model.state_dict())
     positions = source.stages[0].pos_embed.detach()

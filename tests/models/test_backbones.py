@@ -10,11 +10,16 @@ from backbones import OWN, SMALL, images, skip_where_timms_swin_cannot, small
 from timm.models.swin_transformer import WindowAttention
 from timm.optim import param_groups_weight_decay
 
-import lineardiff
-from lineardiff.layers import AgentAttention, DifferentialAttention, SelfAttention, VisualContrastAttention
+from lineardiff.layers import (
+    AgentAttention,
+    DifferentialAttention,
+    SelfAttention,
+    VisualContrastAttention,
+    factory,
+)
 from lineardiff.models import stages
-from lineardiff.models.cross_window import CrossWindowAttention
-from lineardiff.models.spatial_reduction import SpatialReductionAttention
+from lineardiff.models.vca_cswin import CrossWindowAttention
+from lineardiff.models.vca_pvt import SpatialReductionAttention
 
 NAMES = list(SMALL)
 HOST = {
@@ -30,7 +35,7 @@ def attentions(model):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_any_arm_in_any_stage(name):
+def test_any_attention_in_any_stage(name):
     types = {
         "vca": VisualContrastAttention,
         "mhsa": SelfAttention,
@@ -38,10 +43,10 @@ def test_any_arm_in_any_stage(name):
         "diff": DifferentialAttention,
         "agent": AgentAttention,
     }
-    for arms in (("vca", "mhsa", "agent", OWN[name]), (OWN[name], "mhsa_conv", "vca", "mhsa")):
-        model = small(name, attention=arms)
-        for arm, attns in zip(arms, attentions(model), strict=True):
-            assert {type(a) for a in attns} == {types.get(arm, HOST[name])}
+    for names in (("vca", "mhsa", "agent", OWN[name]), (OWN[name], "mhsa_conv", "vca", "mhsa")):
+        model = small(name, attention=names)
+        for chosen, attns in zip(names, attentions(model), strict=True):
+            assert {type(a) for a in attns} == {types.get(chosen, HOST[name])}
         assert model(images(64, 64)).shape == (2, 7)
     heads = {
         "vca_pvt_tiny": (1, 2, 4, 4),
@@ -89,7 +94,7 @@ def test_set_input_size_changes_nothing_where_the_size_was_free(name):
     else:
         assert torch.allclose(model(x), before, atol=1e-5)
     too_small = (
-        r"stage 4 pools into a 2 x 2 .* sees only 1 x 1" if "pvt" in name else "stage 1 pools into a 2 x 3"
+        r"Stage 4 pools into a 2 x 2 .* sees only 1 x 1" if "pvt" in name else "Stage 1 pools into a 2 x 3"
     )
     with pytest.raises(ValueError, match=too_small):
         model.set_input_size((32, 32) if "pvt" in name else (4, 4))
@@ -195,48 +200,57 @@ def test_bad_images_name_the_stage_and_the_mend(name):
     with pytest.raises(ValueError, match="multiples of"):
         model.forward_intermediates(images(64, 66))
     grids = ((9, 9), None, None, None)
-    message = r"stage 1 pools into a 9 x 9 contrast grid, but of images of 64 x 32 pixels it sees only 16 x 8 tokens"
-    arms = ("vca", OWN[name], OWN[name], OWN[name])
-    model = small(name, attention=arms, contrast_grids=grids)
+    message = r"Stage 1 pools into a 9 x 9 contrast grid, but of images of 64 x 32 pixels it sees only 16 x 8 tokens"
+    names = ("vca", OWN[name], OWN[name], OWN[name])
+    model = small(name, attention=names, contrast_grids=grids)
     with pytest.raises(ValueError, match=message + r".*contrast_grids=\(\(9, 8\), None, None, None\)"):
         model(images(64, 32))
     with pytest.raises(ValueError, match=message.replace("64 x 32", "32 x 32").replace("16 x 8", "8 x 8")):
-        small(name, attention=arms, contrast_grids=grids, img_size=32)
+        small(name, attention=names, contrast_grids=grids, img_size=32)
 
 
 def test_bad_stages_name_the_stage_and_the_mend():
     for options, message in (
-        ({"attention": "linear"}, r"unknown attention 'linear'; choose one of vca, .*window"),
-        ({"attention": ("vca", "vcaa", "vca", "window")}, r"unknown attention 'vcaa' of stage 2"),
-        ({"attention": ("vca", "window")}, "2 arms for 4 stages"),
-        ({"attention": "vca,vca,vca,window"}, "unknown attention 'vca,vca,vca,window'"),
+        ({"attention": "linear"}, r"Unknown attention 'linear'; choose one of vca, .*window"),
+        ({"attention": ("vca", "vcaa", "vca", "window")}, r"Unknown attention 'vcaa' of stage 2"),
+        ({"attention": ("vca", "window")}, "2 names for 4 stages"),
+        ({"attention": "vca,vca,vca,window"}, "Unknown attention 'vca,vca,vca,window'"),
         ({"contrast_grids": ((2, 2),) * 3}, r"one \(h, w\), or None, for each of the 4 stages"),
         (
             {"contrast_grids": (None, (2, 2), (2, 2), None)},
-            r"of stage 1 is None; its attention 'vca' needs two",
+            r"contrast_grids\[0\] of attention 'vca' must be two .*got None",
         ),
-        ({"contrast_grids": (4, (2, 2), (2, 2), None)}, r"of stage 1 is 4; its attention 'vca' needs two"),
-        ({"contrast_grids": ((2, 0), (2, 2), (2, 2), None)}, r"of stage 1 is \(2, 0\)"),
-        ({"contrast_grids": ((2, 2.5), (2, 2), (2, 2), None)}, r"of stage 1 is \(2, 2.5\)"),
-        ({"contrast_grids": (("a", "b"), (2, 2), (2, 2), None)}, r"of stage 1 is \('a', 'b'\)"),
-        ({"contrast_grids": ((True, True), (2, 2), (2, 2), None)}, r"of stage 1 is \(True, True\)"),
-        ({"attention": 3, "contrast_grids": None}, "attention=3 must be the name of an arm"),
-        ({"depths": (1, 1, 1)}, r"each stage needs its own setting; got \{'depths': 3, 'num_heads': 4\}"),
-        ({"img_size": (64,)}, r"img_size=\(64,\) must be the pixels of a side"),
-        ({"img_size": 0}, "img_size=0 must be the pixels"),
+        ({"contrast_grids": (4, (2, 2), (2, 2), None)}, r"contrast_grids\[0\].*got 4"),
+        ({"contrast_grids": ((2, 0), (2, 2), (2, 2), None)}, r"got \(2, 0\)"),
+        ({"contrast_grids": ((2, 2.5), (2, 2), (2, 2), None)}, r"got \(2, 2.5\)"),
+        ({"contrast_grids": (("a", "b"), (2, 2), (2, 2), None)}, r"got \('a', 'b'\)"),
+        ({"contrast_grids": ((True, True), (2, 2), (2, 2), None)}, r"got \(True, True\)"),
+        (
+            {"attention": 3, "contrast_grids": None},
+            "attention=3 must be one name, or one for each of the 4 stages",
+        ),
+        ({"depths": (1, 1, 1)}, r"Each stage needs a value of each option.*\{'depths': 3, 'num_heads': 4\}"),
+        ({"img_size": (64,)}, r"img_size=\(64,\) must be one side or"),
+        ({"img_size": 0}, "img_size=0 must be one side"),
         ({"attn_drop_rate": 0.1}, "attn_drop=0.1"),
+        ({"contrast_grid": (2, 2)}, r"contrast_grid=\(2, 2\) is an option of models without stages"),
+        ({"depths": (1, 0, 1, 1)}, r"depths\[1\]=0 must be an integer of at least 1"),
+        ({"patch_size": 0}, "patch_size=0 must be"),
+        ({"embed_dim": 0}, "embed_dim=0 must be"),
+        ({"num_heads": (1, 2, 4, True)}, "num_heads=True must be"),
+        ({"weight_init": "xavier"}, "weight_init='xavier' is unknown"),
     ):
         with pytest.raises(ValueError, match=message):
             small("vca_swin_tiny_patch4_224", **{"img_size": 64, **options})
 
 
 def test_an_ignored_contrast_grid_is_said_once(caplog):
-    lineardiff.layers.say_ignored.cache_clear()
+    factory.log_ignored.cache_clear()
     with caplog.at_level(logging.INFO, logger="lineardiff"):
         for _ in range(2):
             small("vca_swin_tiny_patch4_224", contrast_grids=((2, 2), (2, 2), (2, 2), (2, 2)))
     assert [r.message for r in caplog.records] == [
-        "attention 'window' has no contrast_grid: the option is ignored."
+        "Attention 'window' has no option contrast_grid; it is ignored."
     ]
 
 

@@ -9,9 +9,8 @@ import torch
 from awake_dit import TINY, AwakeDiT, batch
 from torch import nn
 
+from lineardiff.layers import list_attentions
 from lineardiff.models.dit import DiT
-
-ARMS = ["mhsa", "vca", "mhsa_conv", "diff", "agent"]
 
 
 def test_a_new_network_answers_zero():
@@ -53,7 +52,7 @@ def test_initial_values(attention):
         assert all((initial[f"blocks.{i}.attn.norm1.weight"] == 1).all() for i in range(6))
 
 
-@pytest.mark.parametrize("attention", ARMS)
+@pytest.mark.parametrize("attention", list_attentions())
 def test_gradients_reach_every_parameter(attention):
     torch.manual_seed(0)
     model = AwakeDiT(**TINY, attention=attention).train()
@@ -195,15 +194,29 @@ def test_options_reach_the_layers_and_are_said_where_they_mean_nothing(caplog):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"sample_size": 9}, "sample_size=9 must be .* multiples of patch_size=2"),
+        ({"sample_size": 9}, "sample_size=9 must be a multiple of patch_size=2"),
         ({"sample_size": (8, 12, 4)}, "sample_size=.*one side or .height, width."),
         ({"dim": 30}, "dim=30 must be a multiple of 4"),
         ({"num_heads": 0}, "num_heads=0"),
+        ({"patch_size": 0}, "patch_size=0 must be an integer of at least 1"),
+        ({"patch_size": "2"}, "patch_size='2' must be"),
+        ({"depth": 0}, "depth=0 must be"),
+        ({"depth": None}, "depth=None must be"),
+        ({"dim": [32]}, r"dim=\[32\] must be"),
+        ({"in_channels": 2.5}, "in_channels=2.5 must be"),
+        ({"sample_size": "32"}, "sample_size='32' must be one side or"),
+        ({"sample_size": None}, "sample_size=None must be one side or"),
+        ({"mlp_ratio": float("nan")}, "mlp_ratio=nan must be a number above 0"),
+        ({"mlp_ratio": "4"}, "mlp_ratio='4' must be"),
+        ({"class_dropout_prob": None}, "class_dropout_prob=None must be"),
+        ({"mlp_norm_eps": -1}, "mlp_norm_eps=-1 must be"),
+        ({"learn_sigma": "no"}, "learn_sigma='no' must be True or False"),
+        ({"attention": None}, "attention=None must be one name"),
         ({"num_heads": 3}, "num_heads=3"),
-        ({"num_classes": 0}, "num_classes=0 must be at least 1"),
-        ({"class_dropout_prob": 1.0}, "class_dropout_prob=1.0 in .0, 1."),
-        ({"attention": "linear"}, "unknown attention 'linear'; choose one of"),
-        ({"attention": ["vca"]}, "1 arms for 2 blocks"),
+        ({"num_classes": 0}, "num_classes=0 must be an integer of at least 1"),
+        ({"class_dropout_prob": 1.0}, "class_dropout_prob=1.0 must be a number .*below 1"),
+        ({"attention": "linear"}, "Unknown attention 'linear'; choose one of"),
+        ({"attention": ["vca"]}, "1 names for 2 blocks"),
         ({"attention": "vca", "contrast_grid": (5, 7)}, r"5 x 7 is larger than the 4 x 6.*=\(4, 6\)"),
         ({"attention": "vca", "contrast_grid": 4}, "contrast_grid must be two positive integers"),
         ({"attention": "vca", "tokens": "mean"}, "tokens='mean' is unknown"),
@@ -221,7 +234,7 @@ def test_bad_options(options, message):
         ({"sample": torch.zeros(4, 8, 12)}, "sample has shape"),
         ({"timestep": torch.tensor(3.0)}, r"timestep has shape \(\), expected \(3,\)"),
         ({"class_labels": torch.zeros(2, dtype=torch.long)}, r"class_labels has shape \(2,\)"),
-        ({"class_labels": torch.zeros(3)}, "class_labels are torch.float32; give integers"),
+        ({"class_labels": torch.zeros(3)}, "class_labels are torch.float32; pass integers"),
         ({"class_labels": torch.tensor([0, 6, 2])}, r"class_labels must be from 0 to 5; got \[0, 6, 2\]"),
         ({"class_labels": torch.tensor([0, -1, 2])}, "class_labels must be from 0 to 5"),
         ({"force_drop_ids": torch.ones(3, 1)}, r"force_drop_ids has shape \(3, 1\)"),

@@ -12,9 +12,9 @@ from safetensors.torch import save_file
 from lineardiff.models.dit import DiT, sincos_table
 from lineardiff.models.dit_weights import (
     from_diffusers,
-    load_generator,
+    load_dit,
     read_checkpoint,
-    resize_generator,
+    resize_dit,
     to_diffusers,
 )
 
@@ -80,32 +80,32 @@ def test_files_of_the_authors(tmp_path, layout):
         }
         torch.save(contents[layout], path)
     model = awake(seed=5)
-    report = load_generator(model, path)
+    report = load_dit(model, path)
     assert all(torch.equal(a, b) for a, b in zip(model.parameters(), source.parameters(), strict=True))
     assert set(report.loaded) == set(source.state_dict())
     assert report.resized == report.vca_terms == report.classifier == report.unused == ()
 
 
 def test_files_that_are_no_weights(tmp_path):
-    with pytest.raises(ValueError, match="none.pt is no file; give a .pt"):
+    with pytest.raises(ValueError, match="none.pt is not a file; pass a .pt"):
         read_checkpoint(tmp_path / "none.pt")
     path = tmp_path / "code.pt"
     torch.save(awake(), path)
-    with pytest.raises(ValueError, match=r"code.pt cannot be read as weights .*holds tensors only"):
+    with pytest.raises(ValueError, match=r"code.pt cannot be read as weights .*holds only tensors"):
         read_checkpoint(path)
     torch.save({"model": awake().state_dict()}, path)
     path.write_bytes(path.read_bytes()[:2000])
     with pytest.raises(ValueError, match="code.pt cannot be read as weights"):
         read_checkpoint(path)
     torch.save({"step": 3}, path)
-    with pytest.raises(ValueError, match="holds no state dict; expected one"):
+    with pytest.raises(ValueError, match="does not hold a state dict; expected one"):
         read_checkpoint(path)
 
 
 def test_a_baseline_in_a_vca_model():
     source, model = awake(), awake(seed=2, attention="vca")
     initial = {name: value.clone() for name, value in model.state_dict().items()}
-    report = load_generator(model, source.state_dict())
+    report = load_dit(model, source.state_dict())
     own = model.state_dict()
     assert set(report.loaded) == set(source.state_dict())
     assert all(torch.equal(own[name], value) for name, value in source.state_dict().items())
@@ -113,13 +113,13 @@ def test_a_baseline_in_a_vca_model():
     assert all(torch.equal(own[name], initial[name]) for name in report.vca_terms)
     assert set(report.loaded) | set(report.vca_terms) == set(own)
     with pytest.raises(ValueError, match="weights are of another model: .*blocks.1.attn.* is missing"):
-        load_generator(model, awake(depth=1).state_dict())
+        load_dit(model, awake(depth=1).state_dict())
 
 
 def test_another_resolution_and_other_classes():
     source = awake(attention="vca", contrast_grid=(2, 2))
     model = awake(seed=2, attention="vca", sample_size=(16, 16), num_classes=3, contrast_grid=(3, 3))
-    report = load_generator(model, source.state_dict())
+    report = load_dit(model, source.state_dict())
     assert torch.equal(model.pos_embed, sincos_table((8, 8), 32))
     assert report.resized[0] == "pos_embed"
     assert len(report.resized) == 1 + 2 * 2
@@ -129,7 +129,7 @@ def test_another_resolution_and_other_classes():
 
 def test_resize_keeps_the_weights_and_makes_the_positions_anew():
     model = awake(attention="vca").bfloat16()
-    larger = resize_generator(model, (16, 24), contrast_grid=(2, 3))
+    larger = resize_dit(model, (16, 24), contrast_grid=(2, 3))
     assert larger.sample_size == (16, 24)
     assert larger.contrast_grid == (2, 3)
     assert larger.dtype == torch.bfloat16
@@ -138,20 +138,20 @@ def test_resize_keeps_the_weights_and_makes_the_positions_anew():
     assert all(torch.equal(own[name], value) for name, value in model.named_parameters())
     assert all(own[name].data_ptr() != value.data_ptr() for name, value in model.named_parameters())
     assert torch.equal(larger.pos_embed, sincos_table((8, 12), 32).bfloat16())
-    assert resize_generator(model, (16, 24)).contrast_grid == (4, 6)
-    same = resize_generator(model, (8, 12))
+    assert resize_dit(model, (16, 24)).contrast_grid == (4, 6)
+    same = resize_dit(model, (8, 12))
     assert all(
         torch.equal(a, b)
         for a, b in zip(same.state_dict().values(), model.state_dict().values(), strict=True)
     )
-    with pytest.raises(ValueError, match="multiples of patch_size=2"):
-        resize_generator(model, 17)
+    with pytest.raises(ValueError, match="multiple of patch_size=2"):
+        resize_dit(model, 17)
 
 
 def test_resize_to_as_many_patches_in_another_shape():
     """As many positions and contrast tokens, yet other ones: 4 x 6 patches pooled to 2 x 3, 6 x 4 to 3 x 2."""
     model = awake(attention="vca")
-    turned = resize_generator(model, (12, 8))
+    turned = resize_dit(model, (12, 8))
     assert torch.equal(turned.pos_embed, sincos_table((6, 4), 32))
     assert turned.contrast_grid == (3, 2)
     before, after = (m.blocks[0].attn.pos_embed_pos.detach() for m in (model, turned))
@@ -166,7 +166,7 @@ def test_contrast_embeddings_of_a_smooth_pattern_stay_smooth():
     with torch.no_grad():
         for block in model.blocks:
             block.attn.pos_embed_pos.copy_(torch.tensor([0.0, 1.0, 2.0]).repeat(2)[:, None].expand(6, 32))
-    larger = resize_generator(model, (16, 24))
+    larger = resize_dit(model, (16, 24))
     grid = larger.blocks[1].attn.pos_embed_pos.detach().view(4, 6, 32)
     assert torch.allclose(grid[0], grid[3], atol=1e-6)
     assert (grid[0].diff(dim=0) > 0).all()
@@ -226,7 +226,7 @@ def test_what_has_no_counterpart_in_diffusers():
     with pytest.raises(ValueError, match="blocks differ in norm1.emb.timestep_embedder.linear_2.bias"):
         from_diffusers(apart)
     with pytest.raises(ValueError, match="diffusers' layout; convert the model with from_diffusers"):
-        load_generator(awake(), random_diffusers().state_dict())
+        load_dit(awake(), random_diffusers().state_dict())
 
 
 def assert_close(a, b):

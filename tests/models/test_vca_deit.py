@@ -39,7 +39,7 @@ def test_parameters_and_multiply_adds_of_the_design(name, parameters, giga):
         assert f"{counter.get_total_flops() / 2e9:.1f}" == giga
 
 
-def test_mhsa_arm_is_timms_deit():
+def test_self_attention_is_timms_deit():
     theirs = timm.create_model("deit_tiny_patch16_224", **SMALL).eval()
     mine = small(attention="mhsa")
     mine.load_state_dict(theirs.state_dict())
@@ -54,7 +54,7 @@ def test_mhsa_arm_is_timms_deit():
         assert torch.allclose(prefix, prefix_, atol=1e-6)
 
 
-def test_distilled_mhsa_arm_is_timms_distilled_deit():
+def test_distilled_self_attention_is_timms_distilled_deit():
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", **SMALL).eval()
     mine = small("vca_deit_tiny_distilled_patch16_224", attention="mhsa")
     mine.load_state_dict(theirs.state_dict())
@@ -67,7 +67,7 @@ def test_distilled_mhsa_arm_is_timms_distilled_deit():
         assert torch.allclose(a, b, atol=1e-6)
 
 
-def test_arms_can_differ_by_block():
+def test_attentions_can_differ_by_block():
     names = {
         "vca": VisualContrastAttention,
         "mhsa": SelfAttention,
@@ -156,12 +156,19 @@ def test_no_weight_decay_for_lambdas_and_embeddings_and_layer_decay_groups():
 
 def test_bad_options_say_what_to_do():
     for options, message in (
-        ({"attention": "linear"}, "unknown attention 'linear'"),
-        ({"attention": ("vca", "mhsa")}, "2 arms for 3 blocks"),
+        ({"attention": "linear"}, "Unknown attention 'linear'"),
+        ({"attention": ("vca", "mhsa")}, "2 names for 3 blocks"),
         ({"attn_layer": "diff"}, "choose the attention with attention="),
         ({"patch_drop_rate": 0.5}, "patch_drop_rate=0.5 removes tokens"),
         ({"qk_norm": True}, "qk_norm=True is not available"),
         ({"attn_drop_rate": 0.1}, "attn_drop=0.1"),
+        ({"depth": 0}, "depth=0 must be an integer of at least 1"),
+        ({"depth": float("nan")}, "depth=nan must be"),
+        ({"patch_size": 0}, "patch_size=0 must be"),
+        ({"img_size": "32"}, "img_size='32' must be"),
+        ({"embed_dim": 48.0}, "dim=48.0 must be"),
+        ({"num_heads": 5}, "multiple of num_heads=5"),
+        ({"weight_init": "xavier"}, "weight_init='xavier' is unknown"),
         ({"contrast_grid": (9, 2)}, r"9 x 2 contrast grid.*contrast_grid=\(8, 2\)"),
     ):
         with pytest.raises(ValueError, match=message):

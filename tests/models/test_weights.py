@@ -49,14 +49,14 @@ def test_files(tmp_path, ending):
     assert set(load_baseline(model, path).loaded) == set(source.state_dict())
     assert torch.equal(model.head.weight, source.head.weight)
     path.write_bytes(path.read_bytes()[:2000])
-    with pytest.raises(ValueError, match=f"deit.{ending} cannot be read as weights.*give a complete"):
+    with pytest.raises(ValueError, match=f"deit.{ending} cannot be read as weights.*pass a complete"):
         load_baseline(model, path)
 
 
 def test_a_file_that_would_run_code_is_refused(tmp_path):
     path = tmp_path / "model.pth"
     torch.save(baseline(), path)
-    with pytest.raises(ValueError, match="holds tensors only"):
+    with pytest.raises(ValueError, match="holds only tensors"):
         load_baseline(vca(), path)
 
 
@@ -73,7 +73,7 @@ def test_vca_weights_of_another_contrast_grid_are_resized():
     report = load_baseline(model, source.state_dict())
     assert len(report.resized) == 4
     assert report.vca_terms == ()
-    with pytest.raises(ValueError, match="give old_grid"):
+    with pytest.raises(ValueError, match="old_grid="):
         load_baseline(vca(), model.state_dict())
 
 

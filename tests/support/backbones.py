@@ -17,7 +17,7 @@ SMALL = {
     "vca_swin_tiny_patch4_224": {"img_size": 64, "embed_dim": 24, "depths": (1, 2, 1, 2)},
     "vca_cswin_tiny_224": {"img_size": 64, "embed_dim": 16, "depths": (1, 2, 2, 1)},
 }
-ARMS = {
+DEFAULTS = {
     "vca_pvt_tiny": ("vca", "vca", "vca", "vca"),
     "vca_swin_tiny_patch4_224": ("vca", "vca", "vca", "window"),
     "vca_cswin_tiny_224": ("vca", "vca", "cross_window", "cross_window"),
@@ -32,10 +32,10 @@ OWN = {
 def small(name, **options):
     """A few seconds' worth of a backbone, its contrast grids small enough for 64 pixels."""
     torch.manual_seed(0)
-    arms = options.get("attention", ARMS[name])
-    arms = (arms,) * 4 if isinstance(arms, str) else arms
-    if isinstance(arms, tuple) and len(arms) == 4:
-        grids = (g if arm in ("vca", "agent") else None for arm, g in zip(arms, GRIDS, strict=True))
+    names = options.get("attention", DEFAULTS[name])
+    names = (names,) * 4 if isinstance(names, str) else names
+    if isinstance(names, tuple) and len(names) == 4:
+        grids = (g if chosen in ("vca", "agent") else None for chosen, g in zip(names, GRIDS, strict=True))
         options.setdefault("contrast_grids", tuple(grids))
     return timm.create_model(name, **{**SMALL[name], "num_classes": 7, **options}).eval()
 

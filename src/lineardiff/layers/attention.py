@@ -1,4 +1,4 @@
-"""Visual-Contrast Attention as a layer: it takes the place of a vision transformer's self-attention."""
+"""Visual-Contrast Attention as a layer: a drop-in replacement for the self-attention of vision transformers."""
 
 import math
 from collections.abc import Callable
@@ -8,51 +8,62 @@ import torch
 from timm.layers import register_notrace_module
 from torch import Tensor, nn
 
-from lineardiff.layers.conv import ValueConv
-from lineardiff.layers.tokens import resize_contrast_embed
+from lineardiff.checks import check_heads, check_integer, check_pair
+from lineardiff.layers.parts import ValueConv, resize_contrast_embed
 from lineardiff.ops import Inputs, Softmax, Stage, attend, pool_grid, reference
 from lineardiff.ops.inputs import check_options, with_tokens
+
+__all__ = ["Pool", "Tokens", "VisualContrastAttention"]
 
 Tokens = Literal["pool+embed", "embed", "pool"]
 Pool = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
 
 
 class StageNorm(nn.RMSNorm):
-    """Holds the gain of the RMSNorm of one stage, which the op computes together with the stage."""
+    """Hold the gain of a stage's RMSNorm, which the op computes together with the stage."""
 
     def forward(self) -> Tensor:  # type: ignore[override]
-        """The gain. It is called for, not read, so that hooks that bring a module's weights to its device run."""
+        """Return the gain. Calling the module, rather than reading the parameter, runs hooks that move weights."""
         weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
         return weight.view_as(weight)
 
 
-@register_notrace_module  # its checks of sizes are no graph; torch.export and torch.compile see inside
+@register_notrace_module  # torch.fx cannot trace the checks of sizes; torch.export and torch.compile can
 class VisualContrastAttention(nn.Module):
     """Visual-Contrast Attention (https://arxiv.org/abs/2511.00833), linear in the number of tokens.
 
-    Parameters are named as in timm's `Attention` where they mean the same (`qkv`, `proj`), so pretrained
-    weights load; `pos_embed_pos`, `pos_embed_neg` (n, dim) are e+ and e-, `lambda1_*`, `lambda2_*` (head_dim)
-    the vectors of l1 and l2, `norm1`, `norm2` the RMSNorms of the stages, `conv` the depth-wise convolution.
+    Parameters are named as in timm's `Attention` where they mean the same (`qkv`, `proj`), so pretrained weights
+    load. `pos_embed_pos` and `pos_embed_neg` (n, dim) are the contrast embeddings e+ and e-, `lambda1_*` and
+    `lambda2_*` (head_dim) the vectors of l1 and l2, `norm1` and `norm2` the RMSNorms of the two stages, and `conv`
+    the depth-wise convolution.
 
     Args:
-        dim: channels C.
-        num_heads: heads; must divide `dim`.
-        contrast_grid: (h, w) cells that the queries are pooled into; n = h w contrast tokens.
-        grid_size: (H, W) of the tokens when it is fixed; None takes it from each call.
-        depth: index of the block from 0; sets l_init = 0.8 - 0.6 exp(-0.3 depth).
-        qkv_bias, proj_bias: biases of the projections.
-        proj_drop: dropout after the output projection.
-        conv: add a depth-wise 3x3 convolution of V on the grid.
-        tokens: how contrast tokens arise: "pool+embed" (the paper), "embed" (learned, the same for every
+        dim: Number of channels C.
+        num_heads: Number of heads; must divide `dim`.
+        contrast_grid: Cells (h, w) that the queries are pooled into, giving n = h w contrast tokens.
+        grid_size: Grid (H, W) of the tokens if it is fixed. Default: taken from each call.
+        depth: Index of the block from 0; sets l_init = 0.8 - 0.6 exp(-0.3 depth).
+        qkv_bias: Whether the projection of q, k and v has a bias.
+        proj_bias: Whether the output projection has a bias.
+        proj_drop: Dropout after the output projection.
+        conv: Add a depth-wise 3x3 convolution of V on the grid.
+        tokens: Source of the contrast tokens: "pool+embed" (the paper), "embed" (learned, the same for every
             image) or "pool" (both streams are the pooled queries).
-        global_contrast, patchwise: "differential" (the paper), "plain" (one stream, no lambda, no norm), "halves" (the
-            language form of differential attention).
-        softmax: of stage II: "separate" (the paper's two) or "joint" (one over the 2n tokens).
-        pool: "avg", or a function like :func:`lineardiff.layers.pool_grid`:
+        global_contrast: First stage: "differential" (the paper), "plain" (one stream, no lambda, no norm) or
+            "halves" (the language form of differential attention).
+        patchwise: Second stage, with the same choices.
+        softmax: Softmax of the second stage: "separate" (the paper's two) or "joint" (one over the 2n tokens).
+        pool: Pooling of the queries: "avg", or a function like :func:`lineardiff.ops.pool_grid`,
             (B, H*W, C), (H, W), (h, w) -> (B, h*w, C).
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+
+    Shape:
+        - Input: (B, P + H*W, C), where the P prefix tokens (class token, registers) come first.
+        - Output: the same.
 
     Raises:
-        ValueError: an option does not fit.
+        ValueError: An option does not fit.
     """
 
     def __init__(
@@ -76,8 +87,11 @@ class VisualContrastAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim={dim} must be a multiple of num_heads={num_heads}; change one of them.")
+        check_heads(dim, num_heads)
+        check_integer("depth", depth, minimum=0)
+        check_pair("contrast_grid", contrast_grid)
+        if grid_size is not None:
+            check_pair("grid_size", grid_size)
         if tokens not in get_args(Tokens):
             raise ValueError(f"tokens={tokens!r} is unknown; choose one of {get_args(Tokens)}.")
         check_options(softmax=softmax, global_contrast=global_contrast, patchwise=patchwise)
@@ -85,18 +99,16 @@ class VisualContrastAttention(nn.Module):
             raise ValueError(
                 f"pool={pool!r} is unknown; pass 'avg' or a function (x, feat_size, contrast_grid)."
             )
-        if depth < 0:
-            raise ValueError(f"depth={depth} is negative; blocks are counted from 0.")
         head_dim = dim // num_heads
         if "halves" in (global_contrast, patchwise) and head_dim % 2:
-            raise ValueError(f"a 'halves' stage needs an even head dimension; dim / num_heads is {head_dim}.")
+            raise ValueError(f"A 'halves' stage needs an even head dimension; dim / num_heads is {head_dim}.")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
         self.dim = dim
         self.num_heads = num_heads
         self.head_dim = head_dim
-        self.contrast_grid: tuple[int, int] = _pair("contrast_grid", contrast_grid)
-        self.grid_size: tuple[int, int] | None = None if grid_size is None else _pair("grid_size", grid_size)
+        self.contrast_grid: tuple[int, int] = (contrast_grid[0], contrast_grid[1])
+        self.grid_size: tuple[int, int] | None = None if grid_size is None else (grid_size[0], grid_size[1])
         self.lambda_init = 0.8 - 0.6 * math.exp(-0.3 * depth)
         self.tokens: str = tokens
         self.global_contrast: str = global_contrast
@@ -127,25 +139,25 @@ class VisualContrastAttention(nn.Module):
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
-        """Draw the layer's own parameters anew: e+ and e- from N(0, 1), the lambda vectors from N(0, 0.1).
+        """Initialise the layer's direct parameters: e+ and e- from N(0, 1), the lambda vectors from N(0, 0.1).
 
-        As in torch and timm, submodules (qkv, conv, norms, proj) have a `reset_parameters` of their own.
+        As in torch and timm, the submodules (qkv, conv, norms, proj) each reset themselves.
         """
         for name, parameter in self.named_parameters(recurse=False):
             nn.init.normal_(parameter, std=0.1 if name.startswith("lambda") else 1.0)
 
     def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:
-        """Attend.
+        """Apply the attention.
 
         Args:
-            x: tokens (B, P + H*W, C): P prefix tokens (a class token, registers), then the grid row by row.
-            feat_size: (H, W); None takes `grid_size`. P follows from it.
+            x: Tokens (B, P + H*W, C): P prefix tokens, then the grid row by row. P is derived from the grid.
+            feat_size: Grid (H, W) of the tokens. Default: `grid_size`.
 
         Returns:
             (B, P + H*W, C).
 
         Raises:
-            ValueError: no grid is known, it does not fit the tokens, or it is smaller than the contrast grid.
+            ValueError: No grid is known, it does not fit the tokens, or it is smaller than the contrast grid.
         """
         B, N, C = x.shape
         H, W = self._feat_size(N, feat_size)
@@ -158,30 +170,31 @@ class VisualContrastAttention(nn.Module):
     @torch.jit.ignore
     @torch.no_grad()
     def attention_maps(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """What the layer sees, for figures: computed by the reference, without gradients.
+        """Return the maps of both stages, for figures; computed by the reference backend without gradients.
 
         Args:
-            x: tokens (B, P + H*W, C).
-            feat_size: (H, W); None takes `grid_size`.
+            x: Tokens (B, P + H*W, C).
+            feat_size: Grid (H, W) of the tokens. Default: `grid_size`.
 
         Returns:
-            The contrast map v^ (B, heads, n, head_dim) of stage I and the signed attention A
-            (B, heads, P + H*W, n) of stage II.
+            The contrast map v^ (B, heads, n, head_dim) of the first stage, and the signed attention A
+            (B, heads, P + H*W, n) of the second.
 
         Raises:
-            ValueError: as :meth:`forward`.
+            ValueError: As for :meth:`forward`.
         """
         inputs = with_tokens(self._inputs(x, self._feat_size(x.shape[1], feat_size)))
         return reference.contrast_map(inputs), reference.attention_map(inputs)
 
     @torch.jit.ignore
     def set_contrast_grid(self, contrast_grid: tuple[int, int]) -> None:
-        """Change the contrast grid; the embeddings are resized as timm resizes position embeddings.
+        """Change the contrast grid and resize the contrast embeddings, as timm resizes position embeddings.
 
         Raises:
-            ValueError: `contrast_grid` is no pair of positive integers.
+            ValueError: `contrast_grid` is not two positive integers.
         """
-        new_grid = _pair("contrast_grid", contrast_grid)
+        check_pair("contrast_grid", contrast_grid)
+        new_grid = (contrast_grid[0], contrast_grid[1])
         for name in ("pos_embed_pos", "pos_embed_neg"):
             embed = getattr(self, name)
             if embed is not None:
@@ -196,24 +209,24 @@ class VisualContrastAttention(nn.Module):
             feat_size = self.grid_size
         if feat_size is None:
             raise ValueError(
-                "the grid of the tokens is unknown; call with feat_size=(H, W), "
+                "The grid of the tokens is unknown; call with feat_size=(H, W), "
                 "or build the layer with grid_size=(H, W)."
             )
         H, W = feat_size
         h, w = self.contrast_grid
         if H < h or W < w:
             raise ValueError(
-                f"the grid {H} x {W} is smaller than the contrast grid {h} x {w}; "
+                f"The grid {H} x {W} is smaller than the contrast grid {h} x {w}; "
                 "use a larger image or a smaller contrast_grid."
             )
         if N < H * W:
             raise ValueError(
-                f"x has {N} tokens, fewer than the {H} x {W} grid of feat_size; give the (H, W) of these tokens."
+                f"x has {N} tokens, fewer than the {H} x {W} grid of feat_size; pass the grid of these tokens."
             )
         return H, W
 
     def _inputs(self, x: Tensor, feat_size: tuple[int, int]) -> Inputs:
-        """Project x and form the contrast tokens: everything that the op receives."""
+        """Project x and form the contrast tokens: everything the op receives."""
         B, N, _ = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.dim).unbind(2)
         pos, neg, pool = self._contrast_tokens(q, feat_size)
@@ -240,7 +253,7 @@ class VisualContrastAttention(nn.Module):
     def _contrast_tokens(
         self, q: Tensor, feat_size: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None, tuple[int, int, int, int] | None]:
-        """t+ = t~ + e+ and t- = t~ + e-, (B, n, C); or e+, e- and the pooling that is left to the op."""
+        """Return t+ = t~ + e+ and t- = t~ + e-, (B, n, C), or e+, e- and the pooling that the op does."""
         B, N, _ = q.shape
         e_pos, e_neg = self.pos_embed_pos, self.pos_embed_neg
         H, W = feat_size
@@ -270,7 +283,7 @@ class VisualContrastAttention(nn.Module):
         q2: Tensor | None,
         k2: Tensor | None,
     ) -> Tensor | None:
-        """l = exp(lq1 . lk1) - exp(lq2 . lk2) + l_init, in float32 at least; None for a plain stage."""
+        """Return l = exp(lq1 . lk1) - exp(lq2 . lk2) + l_init in at least float32, or None for a plain stage."""
         if q1 is None or k1 is None or q2 is None or k2 is None:
             return None
         dtype = torch.promote_types(q1.dtype, torch.float32)
@@ -287,9 +300,3 @@ class VisualContrastAttention(nn.Module):
             f"grid_size={self.grid_size}, tokens={self.tokens!r}, global_contrast={self.global_contrast!r}, "
             f"patchwise={self.patchwise!r}, softmax={self.softmax!r}"
         )
-
-
-def _pair(name: str, value: object) -> tuple[int, int]:
-    if isinstance(value, (tuple, list)) and len(value) == 2 and all(int(i) == i and i > 0 for i in value):
-        return int(value[0]), int(value[1])
-    raise ValueError(f"{name} must be two positive integers (rows, columns); got {value!r}.")

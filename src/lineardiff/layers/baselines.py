@@ -7,21 +7,24 @@ import torch.nn.functional as F
 from timm.layers import DiffAttention, register_notrace_module
 from torch import Tensor, nn
 
+from lineardiff.checks import check_heads
 from lineardiff.layers.attention import VisualContrastAttention
-from lineardiff.layers.conv import ValueConv
+from lineardiff.layers.parts import ValueConv
 
 
 @register_notrace_module
 class SelfAttention(nn.Module):
-    """Multi-head self-attention, fused (`scaled_dot_product_attention`), with timm's parameter names.
+    """Fused multi-head self-attention (`scaled_dot_product_attention`) with timm's parameter names.
 
     Args:
-        dim: channels C.
-        num_heads: heads; must divide `dim`.
-        qkv_bias, proj_bias: biases of the projections.
-        attn_drop, proj_drop: dropout of the attention map and after the output projection.
-        conv: add the depth-wise 3x3 convolution of V that Visual-Contrast Attention has, so that a
-            comparison can tell the attention from the convolution.
+        dim: Number of channels C.
+        num_heads: Number of heads; must divide `dim`.
+        qkv_bias: Whether the projection of q, k and v has a bias.
+        proj_bias: Whether the output projection has a bias.
+        attn_drop: Dropout of the attention map.
+        proj_drop: Dropout after the output projection.
+        conv: Add the depth-wise 3x3 convolution of V that Visual-Contrast Attention has, so that a comparison can
+            separate the effect of the attention from that of the convolution.
 
     Raises:
         ValueError: `num_heads` does not divide `dim`.
@@ -41,8 +44,7 @@ class SelfAttention(nn.Module):
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim={dim} must be a multiple of num_heads={num_heads}; change one of them.")
+        check_heads(dim, num_heads)
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         self.num_heads = num_heads
         self.head_dim = dim // num_heads
@@ -53,29 +55,31 @@ class SelfAttention(nn.Module):
         self.proj_drop = nn.Dropout(proj_drop)
 
     def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:
-        """(B, P + H*W, C) -> (B, P + H*W, C); only the convolution needs feat_size (H, W)."""
+        """Map tokens (B, P + H*W, C) to (B, P + H*W, C); only the convolution needs the grid `feat_size` (H, W)."""
         B, N, C = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.num_heads, self.head_dim).permute(2, 0, 3, 1, 4).unbind(0)
         o = F.scaled_dot_product_attention(q, k, v, dropout_p=self.attn_drop if self.training else 0.0)
         if self.conv is not None:
             if feat_size is None:
-                raise ValueError("the convolution of V needs the grid; call with feat_size=(H, W).")
+                raise ValueError(
+                    "The convolution of V needs the grid of the tokens; call with feat_size=(H, W)."
+                )
             o = self.conv(o, v, feat_size)
         return self.proj_drop(self.proj(o.transpose(1, 2).reshape(B, N, C)))
 
 
 @register_notrace_module
 class AgentAttention(VisualContrastAttention):
-    """Agent attention (Han et al., ECCV 2024, https://arxiv.org/abs/2312.08874): pooled queries attend to all
-    keys, then every query attends to them.
+    """Agent attention (Han et al., ECCV 2024, https://arxiv.org/abs/2312.08874).
 
-    It is Visual-Contrast Attention with one stream in both stages and neither embeddings, lambdas nor norms,
-    and is built so; the position biases of the original, which fix the image size, are left out.
+    Pooled queries ("agents") attend to all keys, then every query attends to the agents: Visual-Contrast Attention
+    with one stream in both stages and without embeddings, lambdas and norms. The position biases of the original,
+    which fix the image size, are left out.
 
     Args:
-        dim: channels C.
-        num_heads: heads.
-        **options: of :class:`VisualContrastAttention` (contrast_grid: the grid of agents, conv, biases, ...).
+        dim: Number of channels C.
+        num_heads: Number of heads.
+        **options: Options of :class:`VisualContrastAttention`; `contrast_grid` is the grid of the agents.
     """
 
     def __init__(self, dim: int, num_heads: int = 8, **options: Any) -> None:
@@ -83,8 +87,10 @@ class AgentAttention(VisualContrastAttention):
 
 
 class DifferentialAttention(DiffAttention):
-    """timm's differential attention (Ye et al., ICLR 2025, https://arxiv.org/abs/2410.05258), which needs no
-    grid: `feat_size` is accepted so that every arm is called alike. TorchScript cannot compile it."""
+    """timm's differential attention (Ye et al., ICLR 2025, https://arxiv.org/abs/2410.05258).
+
+    It needs no grid and accepts `feat_size` so that every attention is called alike. TorchScript cannot compile it.
+    """
 
     def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:
         return super().forward(x)

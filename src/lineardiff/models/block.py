@@ -1,4 +1,4 @@
-"""The pre-norm transformer block of every model here, around an attention that knows the grid of the tokens."""
+"""The pre-norm transformer block of the classifiers, around an attention that knows the grid of its tokens."""
 
 from typing import Any
 
@@ -6,18 +6,25 @@ import torch
 from timm.layers import DropPath, LayerScale, Mlp
 from torch import Tensor, nn
 
+__all__ = ["Block", "MapBlock"]
+
 
 class Block(nn.Module):
     """timm's pre-norm block, called with the grid of the tokens; parameters are named as in timm.
 
     Args:
-        attn: any arm of :func:`lineardiff.layers.create_attention`, or an attention of a host.
-        dim: channels C.
-        mlp_ratio: hidden channels of the MLP, as a multiple of `dim`.
-        bias: biases of the MLP.
-        proj_drop: dropout in the MLP.
-        drop_path: stochastic depth of both branches.
-        init_values: initial value of LayerScale; None for none.
+        attn: An attention called as `attn(x, feat_size)`.
+        dim: Number of channels C.
+        mlp_ratio: Hidden channels of the MLP as a multiple of `dim`.
+        mlp_layer: Class of the MLP.
+        act_layer: Activation of the MLP.
+        norm_layer: Norm before the attention and before the MLP.
+        bias: Whether the MLP has biases.
+        proj_drop: Dropout in the MLP.
+        drop_path: Stochastic depth of both branches.
+        init_values: Initial value of LayerScale. Default: no LayerScale.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
 
     def __init__(
@@ -55,7 +62,7 @@ class Block(nn.Module):
         self.drop_path2 = DropPath(drop_path) if drop_path > 0 else nn.Identity()
 
     def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
-        """Tokens (B, P + H*W, C) with their grid (H, W) -> (B, P + H*W, C)."""
+        """Map tokens (B, P + H*W, C) on the grid `feat_size` (H, W) to (B, P + H*W, C)."""
         return self._tokens(x, feat_size)
 
     def _tokens(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
@@ -64,10 +71,10 @@ class Block(nn.Module):
 
 
 class MapBlock(Block):
-    """The block as timm's Swin calls its own: on a feature map, of any size."""
+    """The block as timm's Swin calls its own: on a feature map of any size."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
-        """(B, H, W, C) -> (B, H, W, C)."""
+        """Map (B, H, W, C) to (B, H, W, C)."""
         H, W = x.shape[1], x.shape[2]
         return self._tokens(x.flatten(1, 2), (H, W)).unflatten(1, (H, W))
 
@@ -75,4 +82,4 @@ class MapBlock(Block):
     def set_input_size(
         self, feat_size: tuple[int, int], window_size: Any, always_partition: bool | None = None
     ) -> None:
-        """Nothing to change: there are no windows, and the grid comes with each call."""
+        """Do nothing: the block has no windows, and the grid is passed with each call."""

@@ -1,16 +1,19 @@
-"""DiT (https://arxiv.org/abs/2212.09748) and SiT (https://arxiv.org/abs/2401.08740): one network, with self-attention,
-Visual-Contrast Attention or another arm, as a diffusers model."""
+"""DiT (https://arxiv.org/abs/2212.09748) and SiT (https://arxiv.org/abs/2401.08740) as one diffusers model, with
+self-attention, Visual-Contrast Attention or another attention."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, ClassVar
 
 import torch
-from timm.layers import PatchEmbed, to_2tuple
+from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
-from lineardiff.layers import check_arms, create_attention, has_option
-from lineardiff.models.dit_layers import DiTBlock, FinalLayer, LabelEmbedder, TimestepEmbedder, sincos_table
+from lineardiff.checks import as_pair, check_bool, check_heads, check_integer, check_number
+from lineardiff.layers import AttentionOptions, create_attention
+from lineardiff.layers.factory import per_block, pools_queries
 
 try:
     from diffusers import ConfigMixin, ModelMixin
@@ -20,49 +23,137 @@ except ImportError as error:
     raise ImportError("DiT and SiT are diffusers models: pip install 'lineardiff[generate]'.") from error
 
 
+__all__ = ["DiT", "DiTOutput"]
+
+FREQUENCIES = 256  # channels of the sinusoidal embedding of the timestep
+
+
+class DiTBlock(nn.Module):
+    """Attention and MLP, each shifted, scaled and gated by the conditioning (adaLN-Zero)."""
+
+    def __init__(self, attn: nn.Module, dim: int, *, mlp_ratio: float, mlp_norm_eps: float) -> None:
+        super().__init__()
+        self.norm1 = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
+        self.attn = attn
+        self.norm2 = nn.LayerNorm(dim, elementwise_affine=False, eps=mlp_norm_eps)
+        self.mlp = Mlp(dim, int(dim * mlp_ratio), act_layer=partial(nn.GELU, approximate="tanh"))
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 6 * dim))
+
+    def forward(self, x: Tensor, c: Tensor, feat_size: tuple[int, int]) -> Tensor:
+        """Map tokens (B, H*W, dim) on the grid `feat_size` (H, W) and conditioning (B, dim) to (B, H*W, dim)."""
+        modulation = self.adaLN_modulation(c).unsqueeze(1)
+        shift_attn, scale_attn, gate_attn, shift_mlp, scale_mlp, gate_mlp = modulation.chunk(6, dim=2)
+        x = x + gate_attn * self.attn(self.norm1(x) * (1 + scale_attn) + shift_attn, feat_size)
+        return x + gate_mlp * self.mlp(self.norm2(x) * (1 + scale_mlp) + shift_mlp)
+
+
+class FinalLayer(nn.Module):
+    """Map tokens to the pixels of their patches."""
+
+    def __init__(self, dim: int, out_features: int) -> None:
+        super().__init__()
+        self.norm_final = nn.LayerNorm(dim, elementwise_affine=False, eps=1e-6)
+        self.linear = nn.Linear(dim, out_features)
+        self.adaLN_modulation = nn.Sequential(nn.SiLU(), nn.Linear(dim, 2 * dim))
+
+    def forward(self, x: Tensor, c: Tensor) -> Tensor:
+        """Map tokens (B, H*W, dim) and conditioning (B, dim) to (B, H*W, out_features)."""
+        shift, scale = self.adaLN_modulation(c).unsqueeze(1).chunk(2, dim=2)
+        return self.linear(self.norm_final(x) * (1 + scale) + shift)
+
+
+class TimestepEmbedder(nn.Module):
+    """Embed the timestep by sinusoids, cosines first, and an MLP."""
+
+    def __init__(self, dim: int, *, frequency_shift: int) -> None:
+        super().__init__()
+        self.frequency_shift = frequency_shift
+        self.mlp = nn.Sequential(nn.Linear(FREQUENCIES, dim), nn.SiLU(), nn.Linear(dim, dim))
+
+    def forward(self, timestep: Tensor, *, dtype: torch.dtype) -> Tensor:
+        """Map timesteps (B,) to (B, dim) in `dtype`; the sinusoids are computed in float32."""
+        half = FREQUENCIES // 2
+        steps = torch.arange(half, dtype=torch.float32, device=timestep.device)
+        angles = timestep.float().unsqueeze(1) * torch.exp(
+            -math.log(10000) * steps / (half - self.frequency_shift)
+        )
+        return self.mlp(torch.cat([angles.cos(), angles.sin()], dim=1).to(dtype))
+
+
+class LabelEmbedder(nn.Module):
+    """Embed the labels: a row for each class and, if labels are dropped, one for the null label."""
+
+    def __init__(self, rows: int, dim: int) -> None:
+        super().__init__()
+        self.embedding_table = nn.Embedding(rows, dim)
+
+    def forward(self, labels: Tensor) -> Tensor:
+        """Map labels (B,) to (B, dim)."""
+        return self.embedding_table(labels)
+
+
+def sincos_table(grid_size: tuple[int, int], dim: int) -> Tensor:
+    """Return the fixed position embedding (1, H*W, dim): half of the channels for the column, half for the row."""
+    H, W = grid_size
+    omega = 10000.0 ** -(torch.arange(dim // 4, dtype=torch.float64) / (dim // 4))
+
+    def encode(size: int) -> Tensor:
+        angles = torch.outer(torch.arange(size, dtype=torch.float64), omega)
+        return torch.cat([angles.sin(), angles.cos()], dim=1)
+
+    columns = encode(W).expand(H, W, -1)
+    rows = encode(H).unsqueeze(1).expand(H, W, -1)
+    table = torch.cat([columns, rows], dim=2).view(1, H * W, dim)
+    # in the default type like every parameter: diffusers sets it to build a model in another
+    return table.to(torch.get_default_dtype())
+
+
 @dataclass
 class DiTOutput(BaseOutput):
-    """What :class:`DiT` answers.
+    """Output of :class:`DiT`.
 
     Attributes:
-        sample: (B, C, H, W), or (B, 2 C, H, W) with a learned variance.
+        sample: Prediction (B, C, H, W), or (B, 2 C, H, W) with a learned variance.
     """
 
     sample: Tensor
 
 
 class DiT(ModelMixin, ConfigMixin):
-    """A transformer on the patches of a noisy latent, conditioned on its timestep and class.
+    """A transformer on the patches of noisy latents, conditioned on the timestep and the class.
 
-    `from_pretrained` and `save_pretrained` are those of diffusers; parameters are named as by the authors. A new
-    network answers zero (adaLN-Zero).
+    `from_pretrained` and `save_pretrained` are those of diffusers; parameters are named as by the authors. The
+    output of a new network is zero (adaLN-Zero).
 
     Args:
-        sample_size: side of the latents in their pixels, or (height, width).
-        patch_size: side of a patch; must divide both sides.
-        in_channels: channels C of the latents.
-        dim: channels of a token; a multiple of 4 and of `num_heads`.
-        depth: number of blocks.
-        num_heads: heads.
-        mlp_ratio: hidden channels of the MLP, as a multiple of `dim`.
-        num_classes: classes; the label `num_classes` is the null label of classifier-free guidance.
-        class_dropout_prob: share of labels replaced by the null label in training; 0 makes a network without
-            a null label.
-        learn_sigma: compute 2 C channels: the prediction, then the variance.
-        return_sigma: answer all of them (DiT); False answers the first C, and the others stay unused (SiT).
-        attention: "mhsa" (the authors'), "vca", "mhsa_conv", "diff" or "agent" for all blocks, or one for each.
-        contrast_grid: (h, w) of :class:`lineardiff.VisualContrastAttention`; None takes half the grid of the
-            patches per side, at most 8 x 8.
-        tokens, global_contrast, patchwise, softmax, conv: options of :class:`lineardiff.VisualContrastAttention`;
+        sample_size: Size of the latents: one side, or (height, width).
+        patch_size: Side of the patches; must divide both sides.
+        in_channels: Channels C of the latents.
+        dim: Channels of the tokens; a multiple of 4 and of `num_heads`.
+        depth: Number of blocks.
+        num_heads: Number of heads.
+        mlp_ratio: Hidden channels of the MLPs as a multiple of `dim`.
+        num_classes: Number of classes; the label `num_classes` is the null label of classifier-free guidance.
+        class_dropout_prob: Probability that a label is replaced by the null label in training; 0 builds a network
+            without a null label.
+        learn_sigma: Compute 2 C channels: the prediction, then the variance.
+        return_sigma: Return all of them (DiT); False returns the first C, and the others stay unused (SiT).
+        attention: "mhsa" (the authors'), "vca", "mhsa_conv", "diff" or "agent", one name for all blocks or one for
+            each.
+        contrast_grid: Contrast grid (h, w) of the attention. Default: half of the grid of patches per side, at most
+            8 x 8.
+        tokens, global_contrast, patchwise, softmax, conv: Options of :class:`lineardiff.VisualContrastAttention`;
             None keeps its default.
-        frequency_shift, mlp_norm_eps: 0 and 1e-6 by the authors; diffusers' DiT has 1 (frequencies of the
-            timestep run to 1 / 10000) and 1e-5 (of the layer norm before the MLP).
+        frequency_shift: 0 by the authors; diffusers' DiT has 1 (frequencies of the timestep down to 1 / 10000).
+        mlp_norm_eps: Epsilon of the layer norm before the MLPs: 1e-6 by the authors, 1e-5 in diffusers' DiT.
 
     Raises:
-        ValueError: sizes do not fit each other, or an option is unknown.
+        ValueError: Sizes do not fit each other, or an option is unknown.
     """
 
-    default_cfg: ClassVar = {"classifier": "y_embedder.embedding_table"}  # not loaded for other classes
+    default_cfg: ClassVar = {
+        "classifier": "y_embedder.embedding_table"
+    }  # not loaded for another number of classes
     _supports_gradient_checkpointing = True
     _no_split_modules: ClassVar = ["DiTBlock"]
     _repeated_blocks: ClassVar = ["DiTBlock"]
@@ -93,17 +184,26 @@ class DiT(ModelMixin, ConfigMixin):
         mlp_norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        self.sample_size = _checked_size(sample_size, patch_size)
-        if depth < 1 or mlp_ratio <= 0:
-            raise ValueError(f"depth={depth} must be at least 1, and mlp_ratio={mlp_ratio} above 0.")
-        if dim < 1 or dim % 4 or num_heads < 1 or dim % num_heads:
-            raise ValueError(
-                f"dim={dim} must be a multiple of 4 (the position table) and of num_heads={num_heads}."
-            )
-        if num_classes < 1 or not 0 <= class_dropout_prob < 1:
-            raise ValueError(
-                f"num_classes={num_classes} must be at least 1 and class_dropout_prob={class_dropout_prob} in [0, 1)."
-            )
+        sides = {
+            "in_channels": in_channels,
+            "depth": depth,
+            "num_classes": num_classes,
+            "patch_size": patch_size,
+        }
+        for name, value in sides.items():
+            check_integer(name, value)
+        check_heads(dim, num_heads)
+        if dim % 4:
+            raise ValueError(f"dim={dim} must be a multiple of 4, because of the position table.")
+        check_number("mlp_ratio", mlp_ratio, above=0)
+        check_number("class_dropout_prob", class_dropout_prob, high=1)
+        check_number("mlp_norm_eps", mlp_norm_eps, above=0)
+        check_integer("frequency_shift", frequency_shift, minimum=0)
+        check_bool("learn_sigma", learn_sigma)
+        check_bool("return_sigma", return_sigma)
+        self.sample_size = as_pair("sample_size", sample_size)
+        if any(side % patch_size for side in self.sample_size):
+            raise ValueError(f"sample_size={sample_size!r} must be a multiple of patch_size={patch_size}.")
         H, W = (side // patch_size for side in self.sample_size)
         self.grid_size = (H, W)
         self.patch_size = patch_size
@@ -114,18 +214,11 @@ class DiT(ModelMixin, ConfigMixin):
         self.null_label = num_classes if class_dropout_prob > 0 else None
         self.gradient_checkpointing = False
 
-        arms = check_arms(attention, depth)
-        if contrast_grid is None and any(has_option(arm, "contrast_grid") for arm in arms):
+        attentions = per_block(attention, depth)
+        if contrast_grid is None and any(pools_queries(name) for name in attentions):
             contrast_grid = (max(1, min(8, H // 2)), max(1, min(8, W // 2)))
-        given = {
-            "contrast_grid": contrast_grid,
-            "tokens": tokens,
-            "global_contrast": global_contrast,
-            "patchwise": patchwise,
-            "softmax": softmax,
-            "conv": conv,
-        }
-        options = {name: value for name, value in given.items() if value is not None}
+        given: dict[str, Any] = {"tokens": tokens, "global_contrast": global_contrast, "patchwise": patchwise}
+        options = AttentionOptions(contrast_grid=contrast_grid, softmax=softmax, conv=conv, **given)  # type: ignore[arg-type]
 
         self.x_embedder = PatchEmbed(self.sample_size, patch_size, in_channels, dim)
         self.t_embedder = TimestepEmbedder(dim, frequency_shift=frequency_shift)
@@ -133,19 +226,19 @@ class DiT(ModelMixin, ConfigMixin):
         self.register_buffer("pos_embed", sincos_table(self.grid_size, dim))
         self.blocks = nn.ModuleList(
             DiTBlock(
-                create_attention(arm, dim, num_heads, depth=index, options=options, qkv_bias=True),
+                create_attention(name, dim, num_heads, options=options, depth=index, qkv_bias=True),
                 dim,
                 mlp_ratio=mlp_ratio,
                 mlp_norm_eps=mlp_norm_eps,
             )
-            for index, arm in enumerate(arms)
+            for index, name in enumerate(attentions)
         )
         self.final_layer = FinalLayer(dim, patch_size**2 * self.head_channels)
         self.contrast_grid = self._checked_contrast_grid()
         self.initialize_weights()
 
     def initialize_weights(self) -> None:
-        """As the authors do: linear layers Xavier-uniform, embeddings N(0, 0.02), modulation and output zero.
+        """Initialise as the authors do: linear layers Xavier-uniform, embeddings N(0, 0.02), modulation and output 0.
 
         What an attention adds (e+ and e-, lambdas, norms, convolution) keeps the rule of its layer.
         """
@@ -174,22 +267,22 @@ class DiT(ModelMixin, ConfigMixin):
         force_drop_ids: Tensor | None = None,
         return_dict: bool = True,
     ) -> DiTOutput | tuple[Tensor]:
-        """Predict.
+        """Predict the noise (DiT) or the velocity (SiT).
 
-        In training, labels are dropped at random once a call, from the global generator.
+        In training mode, labels are dropped at random once per call, from the global generator.
 
         Args:
-            sample: noisy latents (B, C, H, W).
-            timestep: (B,), taken as it is: 0 to 999 for DiT, 0 to 1 for SiT.
-            class_labels: (B,) integers from 0 to `num_classes`, the null label.
-            force_drop_ids: (B,), true where the label is dropped; instead of at random, and in evaluation too.
-            return_dict: answer a :class:`DiTOutput`; False a tuple.
+            sample: Noisy latents (B, C, H, W).
+            timestep: Timesteps (B,), used as given: 0 to 999 for DiT, 0 to 1 for SiT.
+            class_labels: Integers (B,) from 0 to `num_classes`, the null label.
+            force_drop_ids: Mask (B,) of the labels to drop, instead of at random and in evaluation mode too.
+            return_dict: Return a :class:`DiTOutput` instead of a tuple.
 
         Raises:
-            ValueError: shapes or types do not fit, or a label is too large (checked on the CPU).
+            ValueError: Shapes or types do not fit, or a label is out of range (checked on the CPU).
         """
         self._check(sample, timestep, class_labels, force_drop_ids)
-        # positions in the type of the latents: under autocast the tokens stay float32 between the layers
+        # positions in the type of the latents: under autocast, tokens stay float32 between the layers
         x = (self.x_embedder(sample) + self.pos_embed).to(sample.dtype)
         labels = self._drop(class_labels.long(), force_drop_ids)
         c = self.t_embedder(timestep, dtype=x.dtype) + self.y_embedder(labels)
@@ -202,22 +295,22 @@ class DiT(ModelMixin, ConfigMixin):
         return DiTOutput(sample=output) if return_dict else (output,)
 
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Weights for latents of any size, as this model takes them: with its own position table."""
+        """Return weights for latents of any size as this model takes them: with its own position table."""
         if any(name.startswith("transformer_blocks.") for name in state_dict):
             raise ValueError(
-                "these weights are in diffusers' layout; convert the model with from_diffusers()."
+                "These weights are in diffusers' layout; convert the model with from_diffusers()."
             )
         return {**state_dict, "pos_embed": self.pos_embed}
 
     def _checked_contrast_grid(self) -> tuple[int, int] | None:
-        """The contrast grid of the blocks that have one."""
+        """Return the contrast grid of the blocks that have one."""
         found: tuple[int, int] | None = None
         for block in self.blocks:
             found = getattr(block.attn, "contrast_grid", found)
         (h, w), (H, W) = found or (1, 1), self.grid_size
         if h > H or w > W:
             raise ValueError(
-                f"the contrast grid {h} x {w} is larger than the {H} x {W} patches of latents of {self.sample_size}; "
+                f"The contrast grid {h} x {w} is larger than the {H} x {W} patches of latents of {self.sample_size}; "
                 f"pass contrast_grid=({min(h, H)}, {min(w, W)}) or a smaller patch_size."
             )
         return found
@@ -234,7 +327,7 @@ class DiT(ModelMixin, ConfigMixin):
         return labels.masked_fill(drop, self.null_label)
 
     def _unpatchify(self, x: Tensor) -> Tensor:
-        """(B, H*W, p*p*C) -> (B, C, H*p, W*p)."""
+        """Map the pixels of patches (B, H*W, p*p*C) to latents (B, C, H*p, W*p)."""
         p = self.patch_size
         x = x.unflatten(1, self.grid_size).unflatten(3, (p, p, self.head_channels))
         return x.permute(0, 5, 1, 3, 2, 4).flatten(4, 5).flatten(2, 3)
@@ -246,7 +339,7 @@ class DiT(ModelMixin, ConfigMixin):
         if sample.ndim != 4 or sample.shape[1:] != wanted:
             raise ValueError(
                 f"sample has shape {tuple(sample.shape)}, expected (B, {', '.join(map(str, wanted))}); for latents of "
-                "another size make a network with resize_generator()."
+                "another size, resize the network with resize_dit()."
             )
         for name, value in (
             ("timestep", timestep),
@@ -255,26 +348,16 @@ class DiT(ModelMixin, ConfigMixin):
         ):
             if value is not None and value.shape != sample.shape[:1]:
                 raise ValueError(
-                    f"{name} has shape {tuple(value.shape)}, expected ({sample.shape[0]},): one for each sample."
+                    f"{name} has shape {tuple(value.shape)}, expected ({sample.shape[0]},), one for each sample."
                 )
         if class_labels.is_floating_point() or class_labels.dtype == torch.bool:
-            raise ValueError(f"class_labels are {class_labels.dtype}; give integers.")
+            raise ValueError(f"class_labels are {class_labels.dtype}; pass integers.")
         if force_drop_ids is not None and self.null_label is None:
             raise ValueError(
-                "this network has no null label; make it with class_dropout_prob > 0 to drop labels."
+                "This network has no null label; build it with class_dropout_prob > 0 to drop labels."
             )
-        # reading a label would wait for a GPU and break a compiled graph
+        # reading labels would synchronise with a GPU and break a compiled graph
         if class_labels.device.type == "cpu" and not torch.compiler.is_compiling():
             rows = self.y_embedder.embedding_table.num_embeddings
             if len(class_labels) and not 0 <= int(class_labels.min()) <= int(class_labels.max()) < rows:
                 raise ValueError(f"class_labels must be from 0 to {rows - 1}; got {class_labels.tolist()}.")
-
-
-def _checked_size(sample_size: int | Sequence[int], patch_size: int) -> tuple[int, int]:
-    size = to_2tuple(sample_size)
-    if len(size) != 2 or patch_size < 1 or any(side < 1 or side % patch_size for side in size):
-        raise ValueError(
-            f"sample_size={sample_size!r} must be one side or (height, width), positive multiples of "
-            f"patch_size={patch_size}."
-        )
-    return int(size[0]), int(size[1])

@@ -1,9 +1,11 @@
-"""DiT and SiT by name: dit_s_2, vca_sit_b_4, ..."""
+"""DiT and SiT by name, without importing diffusers: dit_s_2, vca_sit_b_4, ..."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from lineardiff.suggest import suggest
+
+__all__ = ["DIT_CONFIGS", "create_dit"]
 
 if TYPE_CHECKING:
     from lineardiff.models.dit import DiT
@@ -11,15 +13,15 @@ if TYPE_CHECKING:
 _SIZES = {"s": (384, 12, 6), "b": (768, 12, 12), "l": (1024, 24, 16), "xl": (1152, 28, 16)}
 
 DIT_CONFIGS: dict[str, dict[str, Any]] = {
-    f"{arm}{family}_{size}_{patch_size}": {
+    f"{prefix}{family}_{size}_{patch_size}": {
         "dim": dim,
         "depth": depth,
         "num_heads": num_heads,
         "patch_size": patch_size,
         "return_sigma": family == "dit",
-        "attention": "vca" if arm else "mhsa",
+        "attention": "vca" if prefix else "mhsa",
     }
-    for arm in ("", "vca_")
+    for prefix in ("", "vca_")
     for family in ("dit", "sit")
     for size, (dim, depth, num_heads) in _SIZES.items()
     for patch_size in (8, 4, 2)
@@ -35,18 +37,19 @@ def create_dit(
     attention: str | Sequence[str] | None = None,
     **config: Any,
 ) -> "DiT":
-    """A new DiT or SiT, untrained.
+    """Build an untrained DiT or SiT.
 
     Args:
-        name: of :data:`DIT_CONFIGS`: an optional "vca_", then "dit" or "sit", the size "s", "b", "l" or "xl", and the
-            patch size 8, 4 or 2.
-        sample_size: side of the latents (an eighth of the image's with Stable Diffusion's VAE), or (height, width).
-        num_classes: classes.
-        attention: another arm than the name says, or one for each block.
-        **config: further arguments of :class:`lineardiff.models.dit.DiT`.
+        name: Key of :data:`DIT_CONFIGS`: an optional "vca_", then "dit" or "sit", the size "s", "b", "l" or "xl", and
+            the patch size 8, 4 or 2.
+        sample_size: Size of the latents: one side (an eighth of the image's with Stable Diffusion's VAE), or
+            (height, width).
+        num_classes: Number of classes.
+        attention: Attention of all blocks, or of each. Default: the name's.
+        **config: Further arguments of :class:`lineardiff.models.dit.DiT`.
 
     Raises:
-        ValueError: the name is unknown, or an argument does not fit.
+        ValueError: The name is unknown, or an argument does not fit.
         ImportError: diffusers is not installed.
     """
     if name not in DIT_CONFIGS:

@@ -1,4 +1,4 @@
-"""Weights of DiT and SiT: the authors' checkpoints, diffusers' layout, another size of the latents."""
+"""Weights of DiT and SiT: the authors' checkpoints, diffusers' layout, and other sizes of the latents."""
 
 import argparse
 import logging
@@ -18,19 +18,21 @@ from lineardiff.models.weights import LoadReport, load_baseline
 if TYPE_CHECKING:
     from diffusers import DiTTransformer2DModel
 
-# ours, in the authors' names -> diffusers'; of a block, then of the whole
+__all__ = ["from_diffusers", "load_dit", "read_checkpoint", "resize_dit", "to_diffusers"]
+
+# the authors' names and diffusers': of a block, then outside the blocks
 _BLOCK = {
     "attn.proj": "attn1.to_out.0",
     "mlp.fc1": "ff.net.0.proj",
     "mlp.fc2": "ff.net.2",
     "adaLN_modulation.1": "norm1.linear",
 }
-_WHOLE = {
+_OUTSIDE = {
     "x_embedder.proj": "pos_embed.proj",
     "final_layer.adaLN_modulation.1": "proj_out_1",
     "final_layer.linear": "proj_out_2",
 }
-# every block of diffusers' holds a copy of the conditioning
+# every block in diffusers holds a copy of the conditioning
 _CONDITION = {
     "t_embedder.mlp.0": "norm1.emb.timestep_embedder.linear_1",
     "t_embedder.mlp.2": "norm1.emb.timestep_embedder.linear_2",
@@ -39,28 +41,28 @@ _CONDITION = {
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """The weights in a file of DiT's or SiT's authors: of a training checkpoint the moving average ("ema").
+    """Read a checkpoint of DiT's or SiT's authors; of a training checkpoint, the moving average ("ema").
 
     Args:
-        path: a .pt file (read without unpickling code) or a .safetensors file.
+        path: A .pt file (read without unpickling code) or a .safetensors file.
 
     Raises:
-        ValueError: the file is missing, damaged, or holds other things than weights.
+        ValueError: The file is missing, damaged, or holds something other than weights.
     """
     path = Path(path)
     if not path.is_file():
         raise ValueError(
-            f"{path} is no file; give a .pt or .safetensors file (a folder: DiT.from_pretrained)."
+            f"{path} is not a file; pass a .pt or .safetensors file (for a folder, use DiT.from_pretrained)."
         )
     try:
         if path.suffix == ".safetensors":
             return load_file(path)
-        with torch.serialization.safe_globals([argparse.Namespace]):  # the authors save their arguments, too
+        with torch.serialization.safe_globals([argparse.Namespace]):  # the authors save their arguments too
             given = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:
         raise ValueError(
-            f"{path} cannot be read as weights ({type(error).__name__}: {str(error).split('.')[0]}); give a complete "
-            ".safetensors file, or a .pt file that holds tensors only."
+            f"{path} cannot be read as weights ({type(error).__name__}: {str(error).split('.')[0]}); pass a complete "
+            ".safetensors file, or a .pt file that holds only tensors."
         ) from error
     for key in ("ema", "model"):
         if isinstance(given, Mapping) and key in given:
@@ -68,47 +70,47 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
             break
     if not isinstance(given, Mapping) or not all(isinstance(value, Tensor) for value in given.values()):
         raise ValueError(
-            f"{path} holds no state dict; expected one, or a training checkpoint with 'ema' or 'model'."
+            f"{path} does not hold a state dict; expected one, or a training checkpoint with 'ema' or 'model'."
         )
     return dict(given)
 
 
-def load_generator(model: DiT, weights: str | Path | Mapping[str, Tensor]) -> LoadReport:
+def load_dit(model: DiT, weights: str | Path | Mapping[str, Tensor]) -> LoadReport:
     """Load the authors' weights, or those of another network of this library, into a DiT or SiT.
 
-    A network with Visual-Contrast Attention takes everything but its VCA terms from a baseline: a network to train
-    on, not one that already generates.
+    A network with Visual-Contrast Attention takes everything but its VCA terms from a baseline, so it is ready for
+    training; it does not generate yet.
 
     Args:
-        model: changed in place; its latents may be of another size than those of the weights.
-        weights: a state dict, or a path as :func:`read_checkpoint` takes.
+        model: Network, changed in place; its latents may have another size than those of the weights.
+        weights: A state dict, or a path that :func:`read_checkpoint` accepts.
 
     Returns:
         What was and was not loaded; "classifier" is the table of the labels.
 
     Raises:
-        ValueError: the weights are of another network, or the file cannot be read.
+        ValueError: The weights are of another network, or the file cannot be read.
     """
     return load_baseline(model, weights if isinstance(weights, Mapping) else read_checkpoint(weights))
 
 
-def resize_generator(
+def resize_dit(
     model: DiT, sample_size: int | tuple[int, int], *, contrast_grid: tuple[int, int] | None = None
 ) -> DiT:
-    """The same network for latents of another size, with copies of the weights.
+    """Return the same network, with copies of the weights, for latents of another size.
 
-    The position table is computed anew. Where the contrast grid changes, the contrast embeddings are resampled.
+    The position table is recomputed. Where the contrast grid changes, the contrast embeddings are resized.
 
     Args:
-        model: stays as it is.
-        sample_size: side of the latents, or (height, width).
-        contrast_grid: None keeps the one that the model was made with, or half the new grid where it had none.
+        model: Network; it is not changed.
+        sample_size: New size of the latents: one side, or (height, width).
+        contrast_grid: New contrast grid. Default: that of the model's config, or half of the new grid of patches.
 
     Raises:
-        ValueError: a size does not fit the patches.
+        ValueError: A size does not fit the patches.
     """
     changes = {"sample_size": sample_size, "contrast_grid": contrast_grid or model.config.contrast_grid}
-    # without diffusers' private keys: one names the arguments left at their defaults, which would not be changed
+    # Drop diffusers' private keys: one lists the arguments left at their defaults, which would not change.
     config = {name: value for name, value in model.config.items() if not name.startswith("_")}
     resized = type(model).from_config({**config, **changes})
     weights = resized.filter_checkpoint(model.state_dict())
@@ -121,13 +123,13 @@ def resize_generator(
 
 
 def from_diffusers(model: "DiTTransformer2DModel") -> DiT:
-    """A diffusers DiT as a DiT of this library, with the same answers.
+    """Convert a diffusers DiT to a DiT of this library with the same outputs.
 
-    Its timestep frequencies and the epsilon of its second layer norm, which are not the authors', are kept as
+    Its timestep frequencies and the epsilon of its second layer norm, which differ from the authors', are kept as
     `frequency_shift` and `mlp_norm_eps`.
 
     Raises:
-        ValueError: its blocks were trained apart in what the authors share, or an option has no counterpart.
+        ValueError: Its blocks differ in weights that the authors' network shares, or an option has no counterpart.
     """
     config, given = model.config, model.state_dict()
     needed = {"attention_bias": True, "activation_fn": "gelu-approximate", "norm_elementwise_affine": False}
@@ -160,20 +162,20 @@ def from_diffusers(model: "DiTTransformer2DModel") -> DiT:
         first, *copies = (torch.cat(parts) for parts in sources)
         if any(not torch.equal(first, copy) for copy in copies):
             raise ValueError(
-                f"the blocks differ in {_sources(name, depth=1)[0][0].split('.', 2)[2]}, which DiT has once for all."
+                f"The blocks differ in {_sources(name, depth=1)[0][0].split('.', 2)[2]}, which DiT shares."
             )
         weights[name] = first
     return _filled(result, weights, like=model)
 
 
 def to_diffusers(model: DiT) -> "DiTTransformer2DModel":
-    """A DiT with self-attention as a diffusers DiT, with the same answers in evaluation.
+    """Convert a DiT with self-attention to a diffusers DiT with the same outputs in evaluation mode.
 
     diffusers cannot save the authors' timestep frequencies (`frequency_shift=0`): once saved and loaded, the model
-    uses its own, up to 7 % lower, and answers a little differently. The log says so.
+    uses its own, which are up to 7 % lower, and its outputs differ slightly. A warning is logged.
 
     Raises:
-        ValueError: the model is not of the kind that diffusers has.
+        ValueError: diffusers has no such model.
     """
     from diffusers import DiTTransformer2DModel
 
@@ -184,7 +186,7 @@ def to_diffusers(model: DiT) -> "DiTTransformer2DModel":
         (H == W, "square latents"),
         (config.mlp_ratio == 4, "mlp_ratio=4"),
         (model.null_label is not None, "class_dropout_prob > 0"),
-        (model.out_channels == model.head_channels, "return_sigma=True (no SiT)"),
+        (model.out_channels == model.head_channels, "return_sigma=True (a DiT, not a SiT)"),
     ):
         if not fits:
             raise ValueError(f"diffusers' DiT needs {needed}; this model has no counterpart.")
@@ -207,26 +209,26 @@ def to_diffusers(model: DiT) -> "DiTTransformer2DModel":
         block.norm1.emb.time_proj.downscale_freq_shift = config.frequency_shift
     if config.frequency_shift != 1:
         logging.getLogger("lineardiff").warning(
-            "diffusers does not save the authors' timestep frequencies: the model answers a little differently once "
-            "saved and loaded."
+            "diffusers does not save the authors' timestep frequencies: the outputs will differ slightly once the "
+            "model is saved and loaded."
         )
     return _filled(result, weights, like=model)
 
 
 def _filled(model: Any, weights: Mapping[str, Tensor], *, like: Any) -> Any:
-    """The model with copies of the weights, of the device, type and mode of another."""
+    """Load copies of the weights into a model, and give it the device, type and mode of another."""
     copies = {name: value.to(like.device, like.dtype, copy=True) for name, value in weights.items()}
     model.to(like.device).load_state_dict(copies, assign=True)
     return model.train(like.training)
 
 
 def _sources(name: str, *, depth: int) -> list[list[str]]:
-    """Names in diffusers of one of our parameters: a list for each copy, of the parts to be joined."""
+    """Return the names in diffusers of one of our parameters: for each copy, the list of parts to concatenate."""
     module, kind = name.rsplit(".", 1)
     if module in _CONDITION:
         return [[f"transformer_blocks.{index}.{_CONDITION[module]}.{kind}"] for index in range(depth)]
-    if module in _WHOLE:
-        return [[f"{_WHOLE[module]}.{kind}"]]
+    if module in _OUTSIDE:
+        return [[f"{_OUTSIDE[module]}.{kind}"]]
     match = re.fullmatch(r"blocks\.(\d+)\.(.+)", module)
     assert match is not None, name
     prefix, inner = f"transformer_blocks.{match[1]}", match[2]

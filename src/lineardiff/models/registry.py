@@ -1,4 +1,4 @@
-"""What the classifiers share with timm's registry: their configurations, and how they are built."""
+"""What the classifiers share with timm's registry: their configurations and their builder."""
 
 from typing import Any
 
@@ -8,9 +8,11 @@ from torch import nn
 
 from lineardiff.models.weights import checkpoint_filter_fn
 
+__all__ = ["check_weight_init", "create", "imagenet_cfg"]
+
 
 def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
-    """timm's pretrained configuration for 224 x 224 images of ImageNet-1k; what differs is given."""
+    """Return timm's pretrained configuration for 224 x 224 images of ImageNet-1k, updated with `kwargs`."""
     return {
         "num_classes": 1000,
         "input_size": (3, 224, 224),
@@ -27,14 +29,14 @@ def imagenet_cfg(**kwargs: Any) -> dict[str, Any]:
 def create(
     model_class: type[nn.Module], variant: str, pretrained: bool, *, out_indices: Any = None, **kwargs: Any
 ) -> nn.Module:
-    """A model by timm's builder, with feature maps from `forward_intermediates`.
+    """Build a model with timm's builder; feature maps come from `forward_intermediates`.
 
     Args:
-        model_class: to be built.
-        variant: its name in the registry.
-        pretrained: load the published weights.
-        out_indices: of features_only=True; None takes all four stages.
-        **kwargs: of the builder and of the model.
+        model_class: Class of the model.
+        variant: Name in the registry.
+        pretrained: Load the published weights.
+        out_indices: Stages or blocks of `features_only=True`. Default: all four stages.
+        **kwargs: Arguments of the builder and of the model.
     """
     indices = (0, 1, 2, 3) if out_indices is None else out_indices
     return build_model_with_cfg(
@@ -45,3 +47,12 @@ def create(
         feature_cfg={"out_indices": indices, "feature_cls": "getter"},
         **kwargs,
     )
+
+
+def check_weight_init(weight_init: object) -> None:
+    """Check the name of one of timm's rules for initial weights."""
+    known = ("", "skip", "reset", "jax", "jax_nlhb", "moco")
+    if weight_init not in known:
+        raise ValueError(
+            f"weight_init={weight_init!r} is unknown; choose one of {', '.join(map(repr, known))}."
+        )

@@ -1,111 +1,206 @@
-"""Which attention each stage of a hierarchical backbone uses: said in one way for PVT, Swin and CSwin."""
+"""The stages of the hierarchical backbones PVT, Swin and CSwin: what they are built from, and the grids they see."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
-from timm.layers import register_notrace_function
+import torch
+from timm.layers import calculate_drop_path_rates, register_notrace_function
+from torch import nn
 
-from lineardiff.layers import AttentionOptions, check_arms, has_option, say_ignored
+from lineardiff.checks import check_heads, check_integer, check_pair
+from lineardiff.layers import AttentionOptions, create_attention, list_attentions
+from lineardiff.layers.factory import log_ignored, per_block, pools_queries
+from lineardiff.models.block import Block
+
+__all__ = [
+    "CONTRAST_GRIDS",
+    "Geometry",
+    "Grid",
+    "StageOptions",
+    "check_depths",
+    "check_image",
+    "stage_options",
+]
 
 Grid = tuple[int, int]
 
 CONTRAST_GRIDS: tuple[Grid, ...] = ((3, 3), (4, 4), (7, 7), (7, 7))
-"""Of the paper: 9, 16, 49 and 49 contrast tokens in the four stages."""
+"""Contrast grids of the paper: 9, 16, 49 and 49 contrast tokens in the four stages."""
 
 
-class StageAttention(NamedTuple):
-    """The attention of all blocks of one stage.
+@dataclass(frozen=True)
+class StageOptions:
+    """What the blocks of one stage are built from.
 
     Attributes:
-        arm: one of :data:`lineardiff.layers.Arm`, or the attention that the host comes with.
-        contrast_grid: (h, w) cells that queries are pooled into; None where the arm pools none.
-        options: further options of :class:`lineardiff.VisualContrastAttention`.
+        attention: Name of the attention: one of :func:`lineardiff.layers.list_attentions`, or the host's own.
+        options: Options of the attention.
+        dim: Number of channels C.
+        num_heads: Number of heads.
+        mlp_ratio: Hidden channels of the MLPs as a multiple of `dim`.
+        first_block: Index of the first block, counted through the network from 0.
+        drop_paths: Stochastic depth of each block.
+        norm_layer: Norm of the blocks.
+        qkv_bias: Whether the projection of q, k and v has a bias.
+        attn_drop: Dropout of the attention maps.
+        proj_drop: Dropout after the projections.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
     """
 
-    arm: str
-    contrast_grid: Grid | None
+    attention: str
     options: AttentionOptions
+    dim: int
+    num_heads: int
+    mlp_ratio: float
+    first_block: int
+    drop_paths: Sequence[float]
+    norm_layer: Any = nn.LayerNorm
+    qkv_bias: bool = True
+    attn_drop: float = 0.0
+    proj_drop: float = 0.0
+    device: torch.device | str | None = None
+    dtype: torch.dtype | None = None
 
-    def layer_options(self) -> dict[str, Any]:
-        """As :func:`lineardiff.layers.create_attention` takes them."""
-        grid = {} if self.contrast_grid is None else {"contrast_grid": self.contrast_grid}
-        return {**grid, **self.options}
+    def blocks(
+        self, host_attention: Callable[..., nn.Module] | None = None, *, block_class: type[Block] = Block
+    ) -> list[Block]:
+        """Build the blocks.
+
+        Args:
+            host_attention: Builds the host's own attention, as `host_attention(dim, num_heads, **arguments)`.
+            block_class: Class of the blocks.
+        """
+        factory: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "proj_drop": self.proj_drop}
+        common: dict[str, Any] = {**factory, "qkv_bias": self.qkv_bias, "attn_drop": self.attn_drop}
+
+        def attention(depth: int) -> nn.Module:
+            if self.attention in list_attentions():
+                return create_attention(
+                    self.attention, self.dim, self.num_heads, options=self.options, depth=depth, **common
+                )
+            assert host_attention is not None
+            return host_attention(self.dim, self.num_heads, **common)
+
+        return [
+            block_class(
+                attention(self.first_block + index),
+                self.dim,
+                mlp_ratio=self.mlp_ratio,
+                norm_layer=self.norm_layer,
+                drop_path=drop_path,
+                **factory,
+            )
+            for index, drop_path in enumerate(self.drop_paths)
+        ]
 
 
-def stage_attentions(
+def stage_options(
     attention: str | Sequence[str],
     contrast_grids: Sequence[Grid | None] | None,
-    *,
-    own: str,
-    stages: int,
     options: AttentionOptions,
-) -> tuple[StageAttention, ...]:
-    """Check what the caller said of each stage.
+    *,
+    host: str,
+    dims: Sequence[int],
+    depths: Sequence[int],
+    num_heads: Sequence[int],
+    mlp_ratios: Sequence[float],
+    drop_path: float,
+    **shared: Any,
+) -> tuple[StageOptions, ...]:
+    """Return the options of each stage of a backbone.
 
     Args:
-        attention: one arm for all stages, or one for each.
-        contrast_grids: (h, w) for each stage, None for a stage without contrast tokens; None altogether
-            takes the paper's.
-        own: name of the host's own attention, allowed beside the arms.
-        stages: how many there are.
-        options: of :class:`lineardiff.VisualContrastAttention`, for all stages.
+        attention: One name for all stages, or one for each.
+        contrast_grids: Contrast grid (h, w) of each stage, None for a stage without contrast tokens. Default: the
+            paper's.
+        options: Options of the attentions of all stages.
+        host: Name of the host's own attention.
+        dims: Number of channels of each stage.
+        depths: Number of blocks of each stage.
+        num_heads: Number of heads of each stage.
+        mlp_ratios: Ratio of the MLPs of each stage.
+        drop_path: Stochastic depth of the last block; it rises linearly from 0 through the network.
+        **shared: Further fields of :class:`StageOptions`, the same for all stages.
 
     Raises:
-        ValueError: an arm is unknown, or a contrast grid is missing or no pair of positive integers.
-        TypeError: an option is unknown.
+        ValueError: A name is unknown, or a contrast grid is missing or not two positive integers.
     """
-    unknown = options.keys() - AttentionOptions.__annotations__
-    if unknown:
-        raise TypeError(
-            f"unexpected argument {', '.join(sorted(unknown))}; see the arguments of the model, and of its attention "
-            f"layers: {', '.join(AttentionOptions.__annotations__)}."
-        )
-    arms = check_arms(attention, stages, own=own, of="stages")
-    pooling = [arm != own and has_option(arm, "contrast_grid") for arm in arms]
-    if contrast_grids is None:
-        grids: Sequence[Any] = [
-            CONTRAST_GRIDS[min(index, len(CONTRAST_GRIDS) - 1)] if pools else None
-            for index, pools in enumerate(pooling)
-        ]
-    else:
-        grids = contrast_grids
-    if not isinstance(grids, (tuple, list)) or len(grids) != stages:
+    count = len(depths)
+    names = per_block(attention, count, host=host, of="stages")
+    if options.contrast_grid is not None:
         raise ValueError(
-            f"contrast_grids={contrast_grids!r} must hold one (h, w), or None, for each of the {stages} stages, "
+            f"contrast_grid={options.contrast_grid!r} is an option of models without stages; pass contrast_grids, one "
+            "(h, w) for each stage."
+        )
+    grids: Any = contrast_grids
+    if grids is None:
+        paper = [CONTRAST_GRIDS[min(index, len(CONTRAST_GRIDS) - 1)] for index in range(count)]
+        grids = [grid if pools_queries(name) else None for name, grid in zip(names, paper, strict=True)]
+    if not isinstance(grids, (tuple, list)) or len(grids) != count:
+        raise ValueError(
+            f"contrast_grids={contrast_grids!r} must hold one (h, w), or None, for each of the {count} stages, "
             f"such as {CONTRAST_GRIDS}."
         )
-    for index, (arm, grid, pools) in enumerate(zip(arms, grids, pooling, strict=True)):
-        if (pools or grid is not None) and not is_pair(grid):
-            needs = f"its attention {arm!r} needs " if pools else ""
-            raise ValueError(
-                f"contrast_grids of stage {index + 1} is {grid!r}; {needs}two positive integers (rows, columns), "
-                f"such as {CONTRAST_GRIDS[min(index, 3)]}."
-            )
-        if arm == own:
-            for name in (*options, *(("contrast_grid",) if grid is not None else ())):
-                say_ignored(arm, name)
+    for index, (name, grid) in enumerate(zip(names, grids, strict=True)):
+        check_heads(dims[index], num_heads[index])
+        if grid is not None or pools_queries(name):
+            check_pair(f"contrast_grids[{index}] of attention {name!r}", grid)
+        if name == host:
+            for option in (*options.given(), *(("contrast_grid",) if grid is not None else ())):
+                log_ignored(name, option)
+    rates = calculate_drop_path_rates(drop_path, list(depths), stagewise=True)
     return tuple(
-        StageAttention(arm, (grid[0], grid[1]) if grid is not None else None, options)
-        for arm, grid in zip(arms, grids, strict=True)
+        StageOptions(
+            name,
+            replace(options, contrast_grid=None if grid is None else tuple(grid)),
+            dim=dims[index],
+            num_heads=num_heads[index],
+            mlp_ratio=mlp_ratios[index],
+            first_block=sum(depths[:index]),
+            drop_paths=rates[index],
+            **shared,
+        )
+        for index, (name, grid) in enumerate(zip(names, grids, strict=True))
     )
 
 
+def check_depths(*, depths: Sequence[object], **per_stage: Sequence[object]) -> None:
+    """Check that every stage has at least one block and a value of every option.
+
+    Raises:
+        ValueError: It does not; the message gives the lengths.
+    """
+    lengths = {name: len(values) for name, values in {"depths": depths, **per_stage}.items()}
+    if len(set(lengths.values())) != 1:
+        raise ValueError(f"Each stage needs a value of each option, but their numbers differ: {lengths}.")
+    for index, depth in enumerate(depths):
+        check_integer(f"depths[{index}]", depth)
+
+
 class Geometry(NamedTuple):
-    """How a backbone divides images, and what its stages need of the grids.
+    """How a backbone divides images, and the contrast grids that must fit.
 
     Attributes:
-        patch_sizes: side of the patches that each stage merges, (4, 2, 2, 2) say.
-        pads: whether the later stages take grids that do not divide (then they round up); if not, every stage
-            must divide.
-        contrast_grids: of each stage that pools, else None.
+        patch_sizes: Side of the patches that each stage merges, such as (4, 2, 2, 2).
+        pads: Whether the stages after the first pad maps that their patches do not divide.
+        contrast_grids: Contrast grid of each stage, None where queries are not pooled.
     """
 
     patch_sizes: tuple[int, ...]
     pads: bool
     contrast_grids: tuple[Grid | None, ...]
 
+    @classmethod
+    def of(cls, stages: Sequence[StageOptions], patch_size: int, *, pads: bool) -> "Geometry":
+        """Return the geometry of stages of which the first merges `patch_size` pixels and the others 2 patches."""
+        check_integer("patch_size", patch_size)
+        grids = tuple(s.options.contrast_grid if pools_queries(s.attention) else None for s in stages)
+        return cls((patch_size, *(2,) * (len(stages) - 1)), pads, grids)
+
     def grids(self, image_size: Grid) -> list[Grid]:
-        """(H, W) of each stage for images of this size, rounded up."""
+        """Return the grid (H, W) of each stage for images of this size, rounded up."""
         grids, (H, W) = [], image_size
         for patch in self.patch_sizes:
             H, W = -(-H // patch), -(-W // patch)
@@ -113,62 +208,17 @@ class Geometry(NamedTuple):
         return grids
 
     def first(self, stages: int) -> "Geometry":
-        """Of the first so many stages."""
+        """Return the geometry of the first stages."""
         return Geometry(self.patch_sizes[:stages], self.pads, self.contrast_grids[:stages])
 
 
-def image_grid(img_size: object) -> Grid:
-    """(height, width) of an `img_size` argument: pixels of a side, or a pair.
-
-    Raises:
-        ValueError: it is neither.
-    """
-    pair: Any = (img_size, img_size) if isinstance(img_size, int) else img_size
-    if not is_pair(pair):
-        raise ValueError(
-            f"img_size={img_size!r} must be the pixels of a side, such as 224, or (height, width)."
-        )
-    return pair[0], pair[1]
-
-
-def is_pair(value: object) -> bool:
-    """Whether a value is two positive integers."""
-    return (
-        isinstance(value, (tuple, list))
-        and len(value) == 2
-        and all(isinstance(i, int) and not isinstance(i, bool) and i > 0 for i in value)
-    )
-
-
-def check_depths(**per_stage: Sequence[object]) -> None:
-    """Check that settings of stages are of equally many stages.
-
-    Raises:
-        ValueError: they are not; the message gives all lengths.
-    """
-    lengths = {name: len(values) for name, values in per_stage.items()}
-    if len(set(lengths.values())) != 1:
-        raise ValueError(
-            f"each stage needs its own setting; got {lengths}. Give all of them for as many stages."
-        )
-
-
-def geometry(patch_sizes: tuple[int, ...], attentions: Sequence[StageAttention], *, pads: bool) -> Geometry:
-    """The geometry of a backbone with these attentions."""
-    pooled = (
-        a.contrast_grid if has_option(a.arm, "contrast_grid") else None
-        for a in attentions[: len(patch_sizes)]
-    )
-    return Geometry(patch_sizes, pads, tuple(pooled))
-
-
-@register_notrace_function  # its checks are no graph
+@register_notrace_function  # torch.fx cannot trace comparisons
 def check_image(height: int, width: int, geometry: Geometry) -> None:
-    """Check that images of this size go through every stage.
+    """Check that images of this size fit every stage.
 
     Raises:
-        ValueError: a stage cannot divide them into patches, or pools into more cells than it sees; the message
-            names the stage and what to do.
+        ValueError: A stage cannot divide them into patches, or its grid is smaller than its contrast grid; the
+            message names the stage and sizes that fit.
     """
     multiple = 1
     for patch in geometry.patch_sizes[: 1 if geometry.pads else None]:
@@ -181,10 +231,10 @@ def check_image(height: int, width: int, geometry: Geometry) -> None:
             side *= geometry.patch_sizes[stage]
             stage += 1
         raise ValueError(
-            f"images of {height} x {width} pixels give stage {stage + 1} a map of {height // side} x {width // side}, "
-            f"which does not divide into its patches of {geometry.patch_sizes[stage]} x {geometry.patch_sizes[stage]}; "
+            f"Images of {height} x {width} pixels give stage {stage + 1} a map of {height // side} x {width // side}, "
+            f"which does not divide into patches of {geometry.patch_sizes[stage]} x {geometry.patch_sizes[stage]}; "
             f"resize or pad the images to multiples of {multiple}, such as "
-            f"{_up(height, multiple)} x {_up(width, multiple)}."
+            f"{_round_up(height, multiple)} x {_round_up(width, multiple)}."
         )
     grids = geometry.grids((height, width))
     for index, ((H, W), pooled) in enumerate(zip(grids, geometry.contrast_grids, strict=True)):
@@ -194,11 +244,11 @@ def check_image(height: int, width: int, geometry: Geometry) -> None:
                 for p, grid in zip(geometry.contrast_grids, grids, strict=True)
             )
             raise ValueError(
-                f"stage {index + 1} pools into a {pooled[0]} x {pooled[1]} contrast grid, but of images of "
+                f"Stage {index + 1} pools into a {pooled[0]} x {pooled[1]} contrast grid, but of images of "
                 f"{height} x {width} pixels it sees only {H} x {W} tokens; use larger images, or build the model "
                 f"with contrast_grids={fitting}."
             )
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

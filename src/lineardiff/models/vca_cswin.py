@@ -1,58 +1,173 @@
-"""CSWin Transformer (https://arxiv.org/abs/2107.00652), with its own cross-shaped windows, Visual-Contrast
-Attention or another arm in each stage."""
+"""CSWin Transformer (https://arxiv.org/abs/2107.00652) with a choice of attention in each stage: CSWin's cross-shaped
+windows, Visual-Contrast Attention or another."""
 
 import re
 from collections.abc import Sequence
 from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import torch
-from timm.layers import ClassifierHead
+import torch.nn.functional as F
+from timm.layers import ClassifierHead, register_notrace_module
 from timm.models import generate_default_cfgs, register_model
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
+from lineardiff.checks import as_pair, check_heads, check_integer
 from lineardiff.layers import AttentionOptions
-from lineardiff.models.cross_window import CrossWindowAttention
-from lineardiff.models.pyramid import PyramidTransformer
-from lineardiff.models.pyramid_stage import PyramidStage, pyramid_blocks
+from lineardiff.models.pyramid import PyramidStage, PyramidTransformer
 from lineardiff.models.registry import create, imagenet_cfg
-from lineardiff.models.stages import Grid, check_depths, image_grid, stage_attentions
+from lineardiff.models.stages import Geometry, Grid, check_depths, stage_options
 
 __all__ = ["CSWinTransformer"]  # timm adds the registered functions
 
 CROSS_WINDOW = "cross_window"
 
 
-class CSWinTransformer(PyramidTransformer):
-    """CSWin. Images of any size that is a multiple of 4 pass; stripes that do not divide a map are padded, and
-    the padding is masked.
+@register_notrace_module
+class CrossWindowAttention(nn.Module):
+    """CSWin's attention: half of the heads attend within vertical stripes of the map, half within horizontal ones.
 
-    The Visual-Contrast Attention of a stage sees all channels of the whole map, without CSWin's two branches:
-    they exist for two shapes of stripe, and one global map has only one. The published parameter count
-    (20.4 M) does not tell this reading from one attention for each half of the channels: they give
-    20,413,928 and 20,415,848.
+    A depth-wise convolution of V inside each stripe encodes positions (LePE). Sections 3.2 and 3.3 of the paper.
 
     Args:
-        attention: "cross_window" (CSWin's own), "vca", "mhsa", "mhsa_conv", "diff" or "agent" for all
-            stages, or one for each.
-        contrast_grids: (h, w) of each stage, None for a stage without contrast tokens; None altogether takes 9,
+        dim: Number of channels C.
+        num_heads: Number of heads; even where there are stripes.
+        split_size: Width of the stripes; None attends over the complete map.
+        qkv_bias: Whether the projection of q, k and v has a bias.
+        attn_drop: Dropout of the attention map.
+        proj_drop: Dropout after the output projection.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        num_heads: int,
+        *,
+        split_size: int | None,
+        qkv_bias: bool = True,
+        attn_drop: float = 0.0,
+        proj_drop: float = 0.0,
+        device: torch.device | str | None = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__()
+        branches = 1 if split_size is None else 2
+        check_heads(dim, num_heads)
+        if split_size is not None:
+            check_integer("split_size", split_size)
+        if num_heads % branches:
+            raise ValueError(
+                f"num_heads={num_heads} must be even: half of the heads see each kind of stripe."
+            )
+        factory: dict[str, Any] = {"device": device, "dtype": dtype}
+        self.head_dim = dim // num_heads
+        self.split_size = 0 if split_size is None else split_size
+        self.attn_drop = attn_drop
+        self.branch_dim = dim // branches
+        self.qkv = nn.Linear(dim, 3 * dim, bias=qkv_bias, **factory)
+        self.lepe = nn.ModuleList(
+            nn.Conv2d(self.branch_dim, self.branch_dim, 3, padding=1, groups=self.branch_dim, **factory)
+            for _ in range(branches)
+        )
+        self.proj = nn.Linear(dim, dim, **factory)
+        self.proj_drop = nn.Dropout(proj_drop)
+
+    def forward(self, x: Tensor, feat_size: tuple[int, int]) -> Tensor:
+        """Map grid tokens (B, H*W, C) to (B, H*W, C); there are no prefix tokens."""
+        H, W = feat_size
+        qkv = self.qkv(x).unflatten(2, (3, x.shape[2])).unflatten(1, (H, W))  # B, H, W, 3, C
+        outputs = []
+        for index, lepe in enumerate(self.lepe):
+            window = (H, W)
+            if self.split_size > 0:
+                window = (H, min(self.split_size, W)) if index == 0 else (min(self.split_size, H), W)
+            branch = qkv[..., index * self.branch_dim : (index + 1) * self.branch_dim]
+            q, k, v = self._windows(branch, window)
+            o = F.scaled_dot_product_attention(
+                q,
+                k,
+                v,
+                attn_mask=self._inside(qkv, window),
+                dropout_p=self.attn_drop if self.training else 0.0,
+            )
+            o = o.transpose(1, 2).flatten(2)
+            v = v.transpose(1, 2).flatten(2).transpose(1, 2).unflatten(2, window)
+            o = o + lepe(v).flatten(2).transpose(1, 2)
+            outputs.append(self._merge(o, window, (H, W)))
+        return self.proj_drop(self.proj(torch.cat(outputs, dim=-1)))
+
+    def _windows(self, qkv: Tensor, window: tuple[int, int]) -> tuple[Tensor, Tensor, Tensor]:
+        """Split (B, H, W, 3, c) into q, k, v of windows (B * windows, heads, h * w, head_dim), the last ones padded."""
+        h, w = window
+        c = self.branch_dim
+        B, H, W = qkv.shape[0], qkv.shape[1], qkv.shape[2]
+        qkv = F.pad(qkv, (0, 0, 0, 0, 0, -W % w, 0, -H % h))
+        rows, columns = qkv.shape[1] // h, qkv.shape[2] // w
+        qkv = qkv.reshape(B, rows, h, columns, w, 3, c // self.head_dim, self.head_dim)
+        qkv = qkv.permute(5, 0, 1, 3, 6, 2, 4, 7).reshape(
+            3, B * rows * columns, c // self.head_dim, h * w, self.head_dim
+        )
+        return qkv[0], qkv[1], qkv[2]
+
+    def _inside(self, qkv: Tensor, window: tuple[int, int]) -> Tensor | None:
+        """Return which keys of each window are on the map, (B * windows, 1, 1, h * w), or None if all are."""
+        h, w = window
+        B, H, W = qkv.shape[0], qkv.shape[1], qkv.shape[2]
+        if H % h == 0 and W % w == 0:
+            return None
+        inside = F.pad(torch.ones(H, W, dtype=torch.bool, device=qkv.device), (0, -W % w, 0, -H % h))
+        inside = inside.view(inside.shape[0] // h, h, inside.shape[1] // w, w).transpose(1, 2)
+        return inside.reshape(1, -1, h * w).expand(B, -1, -1).reshape(-1, 1, 1, h * w)
+
+    def _merge(self, x: Tensor, window: tuple[int, int], feat_size: tuple[int, int]) -> Tensor:
+        """Join windows (B * windows, h * w, c) to tokens (B, H*W, c) without the padding."""
+        h, w = window
+        H, W = feat_size
+        rows, columns = (H + h - 1) // h, (W + w - 1) // w
+        x = x.reshape(-1, rows, columns, h, w, self.branch_dim).transpose(2, 3)
+        x = x.reshape(-1, rows * h, columns * w, self.branch_dim)
+        return x[:, :H, :W].flatten(1, 2)
+
+
+class CSWinTransformer(PyramidTransformer):
+    """CSWin, for images of any size that is a multiple of 4.
+
+    Stripes that do not divide a map are padded, and the padding is masked.
+
+    The Visual-Contrast Attention of a stage sees all channels of the complete map, without CSWin's two branches:
+    these exist for two shapes of stripe, and a global map has only one. The published parameter count (20.4 M) does
+    not distinguish this reading from one attention for each half of the channels: the two have 20,413,928 and
+    20,415,848 parameters.
+
+    Args:
+        attention: "cross_window" (CSWin's own), "vca", "mhsa", "mhsa_conv", "diff" or "agent", one name for all
+            stages or one for each.
+        contrast_grids: Contrast grid (h, w) of each stage, None for a stage without contrast tokens. Default: 9,
             16, 49 and 49 contrast tokens where the attention has them.
-        img_size: pixels of a side, or (height, width), only to check that they pass.
-        global_pool: "avg", "max", ... of timm's ClassifierHead, or "" for none.
-        embed_dim: channels of the first stage, doubled by each of the others.
-        depths, num_heads: of the four stages.
-        split_sizes: widths of the stripes of each stage; None attends over the whole map.
-        mlp_ratio: of the blocks.
-        drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate: dropout before the classifier, of
-            projections, of attention maps; stochastic depth of the last block.
-        norm_layer: of all norms.
-        **options: tokens, global_contrast, patchwise, softmax, conv and pool of
-            :class:`lineardiff.VisualContrastAttention`, for all its stages.
+        img_size: Image size to check: one side, or (height, width).
+        in_chans: Channels of the images.
+        num_classes: Number of classes.
+        global_pool: Pooling of timm's ClassifierHead ("avg", "max", ...), or "" for no pooling.
+        embed_dim: Number of channels of the first stage; each further stage doubles it.
+        depths: Number of blocks of each stage.
+        num_heads: Number of heads of each stage.
+        split_sizes: Width of the stripes of each stage; None attends over the complete map.
+        mlp_ratio: Hidden channels of the MLPs as a multiple of the channels.
+        qkv_bias: Whether the projections of q, k and v have biases.
+        drop_rate: Dropout before the classifier.
+        proj_drop_rate: Dropout after projections.
+        attn_drop_rate: Dropout of the attention maps.
+        drop_path_rate: Stochastic depth of the last block.
+        norm_layer: All norms.
+        device: Device of the parameters.
+        dtype: Type of the parameters.
+        **options: `tokens`, `global_contrast`, `patchwise`, `softmax`, `conv` and `pool` of
+            :class:`lineardiff.VisualContrastAttention`, for all stages.
 
     Raises:
-        ValueError: an option does not fit, or a stage cannot take images of `img_size`.
+        ValueError: An option does not fit, or a stage cannot take images of `img_size`.
     """
 
     def __init__(
@@ -77,52 +192,42 @@ class CSWinTransformer(PyramidTransformer):
         norm_layer: Any = nn.LayerNorm,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Any,
     ) -> None:
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
         check_depths(depths=depths, num_heads=num_heads, split_sizes=split_sizes)
-        attentions = stage_attentions(
-            attention, contrast_grids, own=CROSS_WINDOW, stages=len(depths), options=options
-        )
-        dims = [embed_dim * 2**index for index in range(len(depths))]
-        blocks = pyramid_blocks(
-            attentions,
-            lambda stage: CrossWindowAttention(
-                dims[stage],
-                num_heads[stage],
-                split_size=split_sizes[stage],
-                qkv_bias=qkv_bias,
-                attn_drop=attn_drop_rate,
-                proj_drop=proj_drop_rate,
-                **factory,
-            ),
-            own=CROSS_WINDOW,
-            dims=dims,
+        check_integer("embed_dim", embed_dim)
+        chosen = stage_options(
+            attention,
+            contrast_grids,
+            AttentionOptions(**options),
+            host=CROSS_WINDOW,
+            dims=[embed_dim * 2**index for index in range(len(depths))],
             depths=depths,
             num_heads=num_heads,
             mlp_ratios=(mlp_ratio,) * len(depths),
-            qkv_bias=qkv_bias,
-            proj_drop=proj_drop_rate,
-            attn_drop=attn_drop_rate,
             drop_path=drop_path_rate,
             norm_layer=norm_layer,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=proj_drop_rate,
             **factory,
         )
-        embeds = [nn.Conv2d(in_chans, dims[0], 7, stride=4, padding=2, **factory)]
-        for chans, dim in pairwise(dims):
-            embeds.append(nn.Conv2d(chans, dim, 3, stride=2, padding=1, **factory))
+        stages, chans = [], in_chans
+        for stage, split_size in zip(chosen, split_sizes, strict=True):
+            first = stage is chosen[0]
+            kernel, stride, padding = (7, 4, 2) if first else (3, 2, 1)
+            embed = nn.Conv2d(chans, stage.dim, kernel, stride=stride, padding=padding, **factory)
+            blocks = stage.blocks(partial(CrossWindowAttention, split_size=split_size))
+            stages.append(PyramidStage(embed, stage.dim, blocks, norm_layer=norm_layer, **factory))
+            chans = stage.dim
         super().__init__(
-            [
-                PyramidStage(embed, dim, blocks[index], norm_layer=norm_layer, **factory)
-                for index, (embed, dim) in enumerate(zip(embeds, dims, strict=True))
-            ],
-            attentions,
-            patch_sizes=(4, *(2,) * (len(depths) - 1)),
-            pads=True,
-            img_size=image_grid(img_size),
+            stages,
+            Geometry.of(chosen, 4, pads=True),
+            img_size=as_pair("img_size", img_size),
             in_chans=in_chans,
             num_classes=num_classes,
-            norm=norm_layer(dims[-1], **factory),
+            norm=norm_layer(chans, **factory),
         )
         self.output_fmt = "NHWC"
         self.global_pool = global_pool
@@ -131,12 +236,12 @@ class CSWinTransformer(PyramidTransformer):
 
     @torch.jit.ignore
     def get_classifier(self) -> nn.Module:
-        """The linear layer of the logits."""
+        """Return the linear layer of the logits."""
         return self.head.fc
 
     @torch.jit.ignore
     def reset_classifier(self, num_classes: int, global_pool: str | None = None) -> None:
-        """A new classifier, or none for 0 classes; None keeps the pooling."""
+        """Replace the classifier, or remove it for 0 classes; None keeps the pooling."""
         if global_pool is not None:
             self.global_pool = global_pool
         self.num_classes = num_classes
@@ -158,14 +263,14 @@ class CSWinTransformer(PyramidTransformer):
 
     @torch.jit.ignore
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """The authors' names become ours."""
+        """Return weights under this library's names instead of the authors'."""
         return {authors_key(key): value for key, value in state_dict.items()}
 
     def _features(self, tokens: Tensor, feat_size: tuple[int, int]) -> Tensor:
         return tokens.unflatten(1, feat_size)
 
     def forward_head(self, x: Tensor, pre_logits: bool = False) -> Tensor:
-        """Features (B, H, W, C) -> logits (B, num_classes), or pooled features (B, C)."""
+        """Map features (B, H, W, C) to logits (B, num_classes), or to pooled features (B, C)."""
         return self.head(x, pre_logits=True) if pre_logits else self.head(x)
 
 
@@ -179,11 +284,11 @@ _AUTHORS_KEYS = (
 
 
 def authors_key(key: str) -> str:
-    """A key of CSWin's published checkpoints as a key of :class:`CSWinTransformer`; others are kept.
+    """Return a key of CSWin's published checkpoints as a key of :class:`CSWinTransformer`; keep any other.
 
-    `stage1_conv_embed.0` and `.2` are `stages.0.embed` and `.embed_norm`; `merge1.conv` and `.norm` are those
-    of `stages.1`; `global_contrast.0.qkv`, `.proj` and `.attns.0.get_v` are `stages.0.blocks.0.attn.qkv`, `.proj` and
-    `.lepe.0`; `head` is `head.fc`.
+    `stage1_conv_embed.0` and `.2` become `stages.0.embed` and `.embed_norm`; `merge1.conv` and `.norm` become those
+    of `stages.1`; `stage1.0.qkv`, `.proj` and `.attns.0.get_v` become `stages.0.blocks.0.attn.qkv`, `.proj` and
+    `.lepe.0`; `head` becomes `head.fc`.
     """
     for pattern, replacement in _AUTHORS_KEYS:
         renamed, count = re.subn(f"^{pattern}", replacement, key)
@@ -222,31 +327,31 @@ default_cfgs = generate_default_cfgs(
 
 @register_model
 def cswin_tiny_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-Tiny, the baseline, with the depths of its authors' paper: 22,320,552 parameters."""
+    """CSWin-Tiny, a baseline, with the depths of its authors' paper: 22,320,552 parameters."""
     return _create("cswin_tiny_224", pretrained, **{**_TINY, "attention": CROSS_WINDOW, **kwargs})
 
 
 @register_model
 def cswin_tiny_24181_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-Tiny, the baseline, with the depths 2, 4, 18, 1 of VCA-CSWin-Tiny: 20,393,320 parameters."""
+    """CSWin-Tiny, a baseline, with the depths 2, 4, 18, 1 of VCA-CSWin-Tiny: 20,393,320 parameters."""
     return _create("cswin_tiny_24181_224", pretrained, **{**_TINY_24181, "attention": CROSS_WINDOW, **kwargs})
 
 
 @register_model
 def cswin_small_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-Small, the baseline."""
+    """CSWin-Small, a baseline."""
     return _create("cswin_small_224", pretrained, **{**_SMALL, "attention": CROSS_WINDOW, **kwargs})
 
 
 @register_model
 def cswin_base_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-Base, the baseline."""
+    """CSWin-Base, a baseline."""
     return _create("cswin_base_224", pretrained, **{**_BASE, "attention": CROSS_WINDOW, **kwargs})
 
 
 @register_model
 def cswin_large_224(pretrained: bool = False, **kwargs: Any) -> nn.Module:
-    """CSWin-Large, the baseline."""
+    """CSWin-Large, a baseline."""
     return _create("cswin_large_224", pretrained, **{**_LARGE, "attention": CROSS_WINDOW, **kwargs})
 
 

@@ -1,4 +1,4 @@
-"""DeiT (https://arxiv.org/abs/2012.12877) with Visual-Contrast Attention or another arm, on timm's ViT."""
+"""DeiT (https://arxiv.org/abs/2012.12877) on timm's ViT, with Visual-Contrast Attention or another attention."""
 
 from collections.abc import Sequence
 from functools import partial
@@ -12,9 +12,11 @@ from timm.models.vision_transformer import VisionTransformer
 from timm.models.vision_transformer import checkpoint_filter_fn as vit_filter_fn
 from torch import Tensor, nn
 
-from lineardiff.layers import check_arms, create_attention
+from lineardiff.checks import as_pair, check_heads, check_integer
+from lineardiff.layers import AttentionOptions, create_attention
+from lineardiff.layers.factory import per_block
 from lineardiff.models.block import Block
-from lineardiff.models.registry import create, imagenet_cfg
+from lineardiff.models.registry import check_weight_init, create, imagenet_cfg
 from lineardiff.models.weights import vca_terms_without_decay
 
 __all__ = ["VCAVisionTransformer", "VCAVisionTransformerDistilled"]  # timm adds the registered functions
@@ -24,107 +26,88 @@ def _block(
     dim: int,
     num_heads: int,
     *,
-    arms: Sequence[str],
-    options: dict[str, Any],
+    attention: Sequence[str],
+    options: AttentionOptions,
     depth: int,
-    mlp_ratio: float,
-    mlp_layer: Any,
-    act_layer: Any,
-    norm_layer: Any,
     qkv_bias: bool,
     proj_bias: bool,
     attn_drop: float,
     proj_drop: float,
-    drop_path: float,
-    init_values: float | None,
-    device: torch.device | str | None = None,
-    dtype: torch.dtype | None = None,
-    **unsupported: Any,
+    device: torch.device | str | None,
+    dtype: torch.dtype | None,
+    attn_layer: object,
+    qk_norm: bool,
+    scale_attn_norm: bool,
+    scale_mlp_norm: bool,
+    **kwargs: Any,
 ) -> Block:
-    """As timm's VisionTransformer asks for its blocks."""
-    for name in ("qk_norm", "scale_attn_norm", "scale_mlp_norm"):
-        if unsupported.get(name):
+    """Build a block as timm's VisionTransformer calls its `block_fn`."""
+    unavailable = {"qk_norm": qk_norm, "scale_attn_norm": scale_attn_norm, "scale_mlp_norm": scale_mlp_norm}
+    for name, value in unavailable.items():
+        if value:
             raise ValueError(f"{name}=True is not available in the vca_deit models; leave it False.")
+    factory: dict[str, Any] = {"device": device, "dtype": dtype, "proj_drop": proj_drop}
     attn = create_attention(
-        arms[depth],
+        attention[depth],
         dim,
         num_heads,
+        options=options,
         depth=depth,
         attn_drop=attn_drop,
-        options=options,
         qkv_bias=qkv_bias,
         proj_bias=proj_bias,
-        proj_drop=proj_drop,
-        device=device,
-        dtype=dtype,
+        **factory,
     )
-    return Block(
-        attn,
-        dim,
-        mlp_ratio=mlp_ratio,
-        mlp_layer=mlp_layer,
-        act_layer=act_layer,
-        norm_layer=norm_layer,
-        bias=proj_bias,
-        proj_drop=proj_drop,
-        drop_path=drop_path,
-        init_values=init_values,
-        device=device,
-        dtype=dtype,
-    )
+    return Block(attn, dim, bias=proj_bias, **factory, **kwargs)
+
+
+@torch.fx.wrap
+def check_no_mask(attn_mask: Tensor | None, is_causal: bool) -> None:
+    """Check that an argument of timm's ViTs that these models do not support has its default.
+
+    Raises:
+        ValueError: It does not.
+    """
+    if attn_mask is not None or is_causal:
+        raise ValueError(
+            "attn_mask and is_causal are not available in the vca_deit models, whose contrast tokens pool over all "
+            "tokens; leave them None and False."
+        )
 
 
 class VCAVisionTransformer(VisionTransformer):
-    """timm's VisionTransformer whose blocks know the grid of their tokens.
+    """timm's VisionTransformer, whose blocks know the grid of their tokens.
 
     Args:
-        attention: "vca", "mhsa", "mhsa_conv", "diff" or "agent" for all blocks, or one for each.
-        contrast_grid, tokens, global_contrast, patchwise, softmax, conv, pool: options of
-            :class:`lineardiff.VisualContrastAttention`; None keeps its default.
-        depth: number of blocks.
-        *args, **kwargs: of timm's VisionTransformer.
+        attention: "vca", "mhsa", "mhsa_conv", "diff" or "agent", one name for all blocks or one for each.
+        depth: Number of blocks.
+        **kwargs: Arguments of timm's VisionTransformer, and `contrast_grid`, `tokens`, `global_contrast`,
+            `patchwise`, `softmax`, `conv` and `pool` of :class:`lineardiff.VisualContrastAttention`.
 
     Raises:
-        ValueError: an option does not fit, or a contrast grid is larger than the grid of the patches.
+        ValueError: An option does not fit, or the contrast grid is larger than the grid of the patches.
     """
 
-    def __init__(
-        self,
-        *args: Any,
-        attention: str | Sequence[str] = "vca",
-        depth: int = 12,
-        contrast_grid: tuple[int, int] | None = None,
-        tokens: str | None = None,
-        global_contrast: str | None = None,
-        patchwise: str | None = None,
-        softmax: str | None = None,
-        conv: bool | None = None,
-        pool: Any = None,
-        patch_drop_rate: float = 0.0,
-        **kwargs: Any,
-    ) -> None:
+    def __init__(self, *, attention: str | Sequence[str] = "vca", depth: int = 12, **kwargs: Any) -> None:
         for name in ("attn_layer", "block_fn"):
             if name in kwargs:
                 raise ValueError(
                     f"{name} cannot be set on a vca_deit model; choose the attention with attention=."
                 )
-        if patch_drop_rate:
+        if kwargs.get("patch_drop_rate"):
             raise ValueError(
-                f"patch_drop_rate={patch_drop_rate} removes tokens from the grid that attention pools; leave it 0."
+                f"patch_drop_rate={kwargs['patch_drop_rate']} removes tokens from the grid that the attention pools; "
+                "leave it 0."
             )
-        arms = check_arms(attention, depth)
-        given = {
-            "contrast_grid": contrast_grid,
-            "tokens": tokens,
-            "global_contrast": global_contrast,
-            "patchwise": patchwise,
-            "softmax": softmax,
-            "conv": conv,
-            "pool": pool,
-        }
-        options = {name: value for name, value in given.items() if value is not None}
-        super().__init__(*args, depth=depth, block_fn=partial(_block, arms=arms, options=options), **kwargs)
-        self.blocks: nn.ModuleList = nn.ModuleList(self.blocks)  # a Sequential cannot hand on the grid
+        check_integer("depth", depth)
+        check_weight_init(kwargs.get("weight_init", ""))
+        check_heads(kwargs.get("embed_dim", 768), kwargs.get("num_heads", 12))
+        for name, default in (("img_size", 224), ("patch_size", 16)):
+            as_pair(name, kwargs.get(name, default))
+        options = AttentionOptions.pop_from(kwargs)
+        block_fn = partial(_block, attention=per_block(attention, depth), options=options)
+        super().__init__(depth=depth, block_fn=block_fn, **kwargs)
+        self.blocks: nn.ModuleList = nn.ModuleList(self.blocks)  # a Sequential cannot pass on the grid
         self._check_grid()
 
     def _check_grid(self) -> None:
@@ -140,32 +123,36 @@ class VCAVisionTransformer(VisionTransformer):
 
     @torch.jit.ignore
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """timm's filter for ViT checkpoints: other image and patch sizes, other libraries' names."""
+        """Apply timm's filter for ViT checkpoints: other image and patch sizes, other libraries' names."""
         return dict(vit_filter_fn(state_dict, self, adapt_layer_scale=True))
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Embeddings, tokens, and the lambdas and contrast embeddings of the VCA blocks."""
+        """Return the names of position embeddings, class tokens, lambdas and contrast embeddings."""
         return super().no_weight_decay() | vca_terms_without_decay(self)
 
     @torch.jit.ignore
     def set_input_size(
         self, img_size: tuple[int, int] | None = None, patch_size: tuple[int, int] | None = None
     ) -> None:
-        """Change the image or patch size; position embeddings are resampled, contrast tokens stay as many."""
+        """Change the image or patch size: position embeddings are resampled, contrast grids are kept."""
         super().set_input_size(img_size=img_size, patch_size=patch_size)
         self._check_grid()
 
     def forward_tokens(self, x: Tensor) -> tuple[Tensor, tuple[int, int]]:
-        """Images (B, 3, height, width) -> tokens before the blocks (B, P + H*W, C) and their grid (H, W)."""
+        """Map images (B, 3, height, width) to the tokens before the blocks (B, P + H*W, C) and their grid (H, W)."""
         if self.dynamic_img_size:
             feat_size = self.patch_embed.dynamic_feat_size((x.shape[-2], x.shape[-1]))
         else:
             feat_size = self.patch_embed.grid_size
         return self.norm_pre(self._pos_embed(self.patch_embed(x))), feat_size
 
-    def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, 3, height, width) -> normalised tokens (B, P + H*W, C)."""
+    def forward_features(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Map images (B, 3, height, width) to normalised tokens (B, P + H*W, C).
+
+        `attn_mask` and `is_causal` are accepted for compatibility with timm and must have their defaults.
+        """
+        check_no_mask(attn_mask, is_causal)
         x, feat_size = self.forward_tokens(x)
         for block in self.blocks:
             if self.grad_checkpointing and not torch.jit.is_scripting():
@@ -174,9 +161,9 @@ class VCAVisionTransformer(VisionTransformer):
                 x = block(x, feat_size)
         return self.norm(x)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Images (B, 3, height, width) -> logits (B, num_classes)."""
-        return self.forward_head(self.forward_features(x))
+    def forward(self, x: Tensor, attn_mask: Tensor | None = None, is_causal: bool = False) -> Tensor:
+        """Map images (B, 3, height, width) to logits (B, num_classes); masks as in :meth:`forward_features`."""
+        return self.forward_head(self.forward_features(x, attn_mask, is_causal))
 
     def forward_intermediates(
         self,
@@ -188,8 +175,11 @@ class VCAVisionTransformer(VisionTransformer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
         output_dict: bool = False,
+        attn_mask: Tensor | None = None,
+        is_causal: bool = False,
     ) -> Any:
-        """As timm's, without masks: the features after the chosen blocks."""
+        """Return the features after the chosen blocks, as timm's ViTs do; masks as in :meth:`forward_features`."""
+        check_no_mask(attn_mask, is_causal)
         if output_fmt not in ("NCHW", "NLC"):
             raise ValueError(f"output_fmt={output_fmt!r} is unknown; choose 'NCHW' or 'NLC'.")
         take_indices, max_index = feature_take_indices(len(self.blocks), indices)

@@ -1,31 +1,23 @@
-"""Swin Transformer (https://arxiv.org/abs/2103.14030) on timm's, with Visual-Contrast Attention or another arm in
-place of the windows of a stage."""
+"""Swin Transformer (https://arxiv.org/abs/2103.14030) on timm's, with a choice of attention in each stage: Swin's
+windows, Visual-Contrast Attention or another."""
 
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
 import torch
-from timm.layers import calculate_drop_path_rates, to_2tuple
+from timm.layers import to_2tuple
 from timm.models import generate_default_cfgs, register_model
 from timm.models._features import feature_take_indices
 from timm.models.swin_transformer import SwinTransformer
 from timm.models.swin_transformer import checkpoint_filter_fn as swin_filter_fn
 from torch import Tensor, nn
-from typing_extensions import Unpack
 
+from lineardiff.checks import as_pair, check_integer
 from lineardiff.layers import AttentionOptions
 from lineardiff.models.block import MapBlock
-from lineardiff.models.pyramid_stage import stage_blocks
-from lineardiff.models.registry import create, imagenet_cfg
-from lineardiff.models.stages import (
-    Grid,
-    check_depths,
-    check_image,
-    geometry,
-    image_grid,
-    stage_attentions,
-)
+from lineardiff.models.registry import check_weight_init, create, imagenet_cfg
+from lineardiff.models.stages import Geometry, Grid, check_depths, check_image, stage_options
 from lineardiff.models.weights import vca_terms_without_decay
 
 __all__ = ["VCASwinTransformer"]  # timm adds the registered functions
@@ -34,25 +26,25 @@ WINDOW = "window"
 
 
 class VCASwinTransformer(SwinTransformer):
-    """timm's SwinTransformer, whose stages without windows attend over the whole map: no windows, no shift, no
-    relative position bias.
+    """timm's SwinTransformer, whose stages without windows attend over the complete map.
 
-    Images of any size that is a multiple of `patch_size` pass; stages with windows pad their map, as timm does.
+    Such a stage has no windows, no shift and no relative position bias. Images of any size that is a multiple of
+    `patch_size` are accepted; stages with windows pad their map, as in timm.
 
     Args:
-        attention: "window" (Swin's own), "vca", "mhsa", "mhsa_conv", "diff" or "agent" for all stages, or one
-            for each.
-        contrast_grids: (h, w) of each stage, None for a stage without contrast tokens; None altogether takes the
-            paper's 9, 16 and 49 contrast tokens (and 49 in stage 4 where it has them).
-        strict_img_size: refuse images of other sizes than `img_size`.
+        attention: "window" (Swin's own), "vca", "mhsa", "mhsa_conv", "diff" or "agent", one name for all stages or
+            one for each.
+        contrast_grids: Contrast grid (h, w) of each stage, None for a stage without contrast tokens. Default: the
+            paper's 9, 16 and 49 contrast tokens (and 49 in stage 4 where it pools).
+        strict_img_size: Refuse images of other sizes than `img_size`.
         img_size, patch_size, in_chans, num_classes, global_pool, embed_dim, depths, num_heads, window_size,
             always_partition, mlp_ratio, qkv_bias, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate,
-            norm_layer, weight_init: of timm's SwinTransformer.
-        **options: tokens, global_contrast, patchwise, softmax, conv and pool of
-            :class:`lineardiff.VisualContrastAttention`, for all its stages.
+            norm_layer, weight_init, device, dtype: As in timm's SwinTransformer.
+        **options: `tokens`, `global_contrast`, `patchwise`, `softmax`, `conv` and `pool` of
+            :class:`lineardiff.VisualContrastAttention`, for all stages.
 
     Raises:
-        ValueError: an option does not fit, or a stage cannot take images of `img_size`.
+        ValueError: An option does not fit, or a stage cannot take images of `img_size`.
     """
 
     def __init__(
@@ -81,14 +73,30 @@ class VCASwinTransformer(SwinTransformer):
         weight_init: str = "",
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
-        **options: Unpack[AttentionOptions],
+        **options: Any,
     ) -> None:
         check_depths(depths=depths, num_heads=num_heads)
-        attentions = stage_attentions(
-            attention, contrast_grids, own=WINDOW, stages=len(depths), options=options
+        check_integer("embed_dim", embed_dim)
+        check_weight_init(weight_init)
+        chosen = stage_options(
+            attention,
+            contrast_grids,
+            AttentionOptions(**options),
+            host=WINDOW,
+            dims=[embed_dim * 2**index for index in range(len(depths))],
+            depths=depths,
+            num_heads=num_heads,
+            mlp_ratios=(mlp_ratio,) * len(depths),
+            drop_path=drop_path_rate,
+            norm_layer=norm_layer,
+            qkv_bias=qkv_bias,
+            attn_drop=attn_drop_rate,
+            proj_drop=proj_drop_rate,
+            device=device,
+            dtype=dtype,
         )
-        stages = geometry((patch_size, *(2,) * (len(depths) - 1)), attentions, pads=True)
-        check_image(*image_grid(img_size), stages)
+        geometry = Geometry.of(chosen, patch_size, pads=True)
+        check_image(*as_pair("img_size", img_size), geometry)
         super().__init__(
             img_size=img_size,
             patch_size=patch_size,
@@ -112,34 +120,17 @@ class VCASwinTransformer(SwinTransformer):
             device=device,
             dtype=dtype,
         )
-        self.geometry = stages
-        rates = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
-        for index, stage in enumerate(attentions):
-            if stage.arm == WINDOW:
-                continue
-            blocks = stage_blocks(
-                stage,
-                block_class=MapBlock,
-                dim=embed_dim * 2**index,
-                num_heads=num_heads[index],
-                first=sum(depths[:index]),
-                drop_paths=rates[index],
-                mlp_ratio=mlp_ratio,
-                qkv_bias=qkv_bias,
-                proj_drop=proj_drop_rate,
-                attn_drop=attn_drop_rate,
-                norm_layer=norm_layer,
-                device=device,
-                dtype=dtype,
-            )
-            self.layers[index].blocks = nn.Sequential(*blocks)
+        self.geometry = geometry
+        for layer, stage in zip(self.layers, chosen, strict=True):
+            if stage.attention != WINDOW:
+                layer.blocks = nn.Sequential(*stage.blocks(block_class=MapBlock))
         self.weight_init_mode = "reset" if weight_init == "skip" else weight_init
         if weight_init != "skip":
             self.init_weights(needs_reset=False)
 
     @torch.jit.ignore
     def no_weight_decay(self) -> set[str]:
-        """Relative position biases, and the lambdas and contrast embeddings of VCA stages."""
+        """Return the names of relative position biases, lambdas and contrast embeddings."""
         return super().no_weight_decay() | vca_terms_without_decay(self)
 
     @torch.jit.ignore
@@ -150,14 +141,14 @@ class VCASwinTransformer(SwinTransformer):
         window_size: Any = None,
         **options: Any,
     ) -> None:
-        """As timm's: the windows, where there are any, scale with the map unless `window_size` is given.
+        """Change the image size as timm does: windows scale with the map unless `window_size` is given.
 
         Raises:
-            ValueError: the images do not go through every stage.
+            ValueError: The images do not fit every stage.
         """
         patch = self.patch_embed.patch_size if patch_size is None else to_2tuple(patch_size)
         stages = self.geometry._replace(patch_sizes=(patch[0], *self.geometry.patch_sizes[1:]))
-        check_image(*image_grid(img_size or self.patch_embed.img_size), stages)
+        check_image(*as_pair("img_size", img_size or self.patch_embed.img_size), stages)
         self.geometry = stages
         super().set_input_size(img_size=img_size, patch_size=patch_size, window_size=window_size, **options)
 
@@ -176,16 +167,15 @@ class VCASwinTransformer(SwinTransformer):
         return {**kept, **{name: state_dict[name] for name in windows}}
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Images (B, C_in, height, width) -> normalised features of the last stage (B, H, W, C)."""
+        """Return the normalised features of the last stage (B, H, W, C) of images (B, C_in, height, width)."""
         if not torch.jit.is_scripting():
             check_image(x.shape[2], x.shape[3], self.geometry)
         return self.norm(self.layers(self.patch_embed(x)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """Images (B, C_in, height, width) -> logits (B, num_classes)."""
-        return self.forward_head(
-            self.forward_features(x)
-        )  # here, so that torch.fx finds check_image by its name
+        """Map images (B, C_in, height, width) to logits (B, num_classes)."""
+        # defined here, so that torch.fx finds check_image by its name
+        return self.forward_head(self.forward_features(x))
 
     def forward_intermediates(
         self,
@@ -196,10 +186,10 @@ class VCASwinTransformer(SwinTransformer):
         output_fmt: str = "NCHW",
         intermediates_only: bool = False,
     ) -> Any:
-        """As timm's: the maps (B, C, H, W) of the chosen stages.
+        """Return the maps (B, C, H, W) of the chosen stages, as timm's models do.
 
         Raises:
-            ValueError: another `output_fmt`, or images that do not go through the stages needed.
+            ValueError: `output_fmt` is not "NCHW", or the images do not fit the stages needed.
         """
         if output_fmt != "NCHW":
             raise ValueError(f"output_fmt={output_fmt!r} is not available here; use 'NCHW'.")
@@ -213,7 +203,7 @@ class VCASwinTransformer(SwinTransformer):
     def prune_intermediate_layers(
         self, indices: int | list[int] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> list[int]:
-        """As timm's: drop the stages after the last one of `indices`, and the head."""
+        """Remove the stages after the last one of `indices`, and the head, as timm's models do."""
         taken = super().prune_intermediate_layers(indices, prune_norm=prune_norm, prune_head=prune_head)
         self.geometry = self.geometry.first(len(self.layers))
         return taken

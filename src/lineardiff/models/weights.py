@@ -1,4 +1,4 @@
-"""Weights of a baseline in a VCA model, and a report of what was and was not loaded."""
+"""Load the weights of a baseline into a VCA model, and report what was and was not loaded."""
 
 import re
 from collections.abc import Mapping
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from lineardiff.layers import VisualContrastAttention, resize_contrast_embed
 
+__all__ = ["LoadReport", "checkpoint_filter_fn", "load_baseline", "vca_terms", "vca_terms_without_decay"]
+
 _VCA_TERM = re.compile(
     r"(pos_embed_pos|pos_embed_neg|lambda[12]_[qk][12]|norm[12]\.weight|conv\.(weight|bias))"
 )
@@ -20,14 +22,14 @@ _VCA_TERM = re.compile(
 
 @dataclass(frozen=True)
 class LoadReport:
-    """What became of every parameter; `print(report)` reads well.
+    """The outcome of loading weights; `print(report)` gives a summary.
 
     Attributes:
-        loaded: parameters that hold the given weights.
-        resized: those of them whose position embedding or patch projection was resampled to fit.
-        vca_terms: parameters of Visual-Contrast Attention, which a baseline does not have.
-        classifier: parameters of a classifier for another number of classes.
-        unused: given weights that the model has no place for.
+        loaded: Parameters that hold the given weights.
+        resized: Those of them that were resampled to fit, such as position embeddings.
+        vca_terms: Parameters of Visual-Contrast Attention that keep their initial values.
+        classifier: Parameters of the classifier that keep their initial values, its number of classes being another.
+        unused: Given weights that match no parameter.
     """
 
     loaded: tuple[str, ...]
@@ -51,32 +53,33 @@ class LoadReport:
 
 
 def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> LoadReport:
-    """Load the weights of a baseline into a model with Visual-Contrast Attention: timm's DeiT or Swin, or PVT or
-    CSwin in the layout of this library or of their authors.
+    """Load the weights of a baseline into a model with Visual-Contrast Attention.
 
-    Everything but the VCA terms is loaded: a model to fine-tune, not one that already classifies.
+    Everything but the VCA terms is loaded, so the model is ready for fine-tuning; it does not classify yet.
 
     Args:
-        model: a model of this library, changed in place; features_only=True ones too.
-        weights: a state dict, the path of a .safetensors or .pth file (read without unpickling code), or the
-            name of one of timm's pretrained models, such as "deit_tiny_patch16_224.fb_in1k", fetched from
-            the Hugging Face Hub.
+        model: A model of this library, changed in place; also one built with `features_only=True`.
+        weights: Weights of timm's DeiT or Swin, or of PVT or CSwin in the layout of this library or of their
+            authors: a state dict, the path of a .safetensors or .pth file (read without unpickling code), or the name
+            of one of timm's pretrained models, such as "deit_tiny_patch16_224.fb_in1k", which is fetched from the
+            Hugging Face Hub.
 
     Returns:
         What was and was not loaded.
 
     Raises:
-        ValueError: the weights are of another model, the file is damaged, or the name cannot be fetched.
+        ValueError: The weights are of another model, the file is damaged, or the name cannot be fetched.
     """
     given = dict(weights) if isinstance(weights, Mapping) else _read(weights)
     before = {name: tuple(value.shape) for name, value in given.items() if isinstance(value, Tensor)}
-    if isinstance(model, FeatureGetterNet):  # what features_only=True makes
+    if isinstance(model, FeatureGetterNet):  # built with features_only=True
         model = model.model
     if not hasattr(model, "filter_checkpoint"):
         raise ValueError(
-            f"{type(model).__name__} is not a model of lineardiff; create one, such as vca_deit_*."
+            f"{type(model).__name__} is not a model of lineardiff; create one with timm.create_model, such as "
+            "vca_deit_tiny_patch16_224."
         )
-    _refuse_further_blocks(given, model)  # before timm's filters look for their modules
+    _refuse_further_blocks(given, model)  # before timm's filters look up their modules
     given = checkpoint_filter_fn(given, model)
     _refuse_further_blocks(given, model)  # now under the names of this library
     own = model.state_dict()
@@ -94,8 +97,8 @@ def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) 
         else:
             found = f"has shape {tuple(given[name].shape)}" if name in given else "is missing"
             raise ValueError(
-                f"the weights are of another model: {name} {found}, expected {tuple(value.shape)}; "
-                "give the weights of the baseline with the same width, depth and patch size."
+                f"The weights are of another model: {name} {found}, expected {tuple(value.shape)}; "
+                "pass weights of a baseline of the same width, depth and patch size."
             )
     model.load_state_dict(loaded, strict=False)
     return LoadReport(
@@ -113,13 +116,13 @@ def _refuse_further_blocks(given: Mapping[str, Tensor], model: nn.Module) -> Non
         match = re.match(r"(.*?blocks)\.\d+(?=\.)", name)
         if match and match[1] in modules and match[0] not in modules:
             raise ValueError(
-                f"the weights are of another model: it has {name}, this one has {len(modules[match[1]])} blocks there; "
-                "give the weights of the baseline with the same depth."
+                f"The weights are of another model: it has {name}, this one has {len(modules[match[1]])} blocks there; "
+                "pass weights of a baseline of the same depth."
             )
 
 
 def vca_terms(model: nn.Module) -> set[str]:
-    """Names of the parameters that Visual-Contrast Attention adds to a self-attention."""
+    """Return the names of the parameters that Visual-Contrast Attention adds to self-attention."""
     return {
         f"{prefix}.{name}".lstrip(".")
         for prefix, module in model.named_modules()
@@ -130,23 +133,18 @@ def vca_terms(model: nn.Module) -> set[str]:
 
 
 def vca_terms_without_decay(model: nn.Module) -> set[str]:
-    """Of the parameters that Visual-Contrast Attention adds, the lambdas and contrast embeddings."""
+    """Return the names of the lambdas and contrast embeddings, which are not decayed."""
     return {name for name in vca_terms(model) if "lambda" in name or "pos_embed" in name}
 
 
-def checkpoint_filter_fn(
-    state_dict: Mapping[str, Tensor], model: nn.Module, *, contrast_grid: tuple[int, int] | None = None
-) -> dict[str, Tensor]:
-    """Weights of another layout or size, as the model takes them: what the model's `filter_checkpoint` does
-    (names of the authors, positions of other images), and contrast embeddings of another contrast grid resized.
+def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
+    """Return the weights of a checkpoint as a model of this library takes them.
 
-    Args:
-        state_dict: of a checkpoint.
-        model: to be loaded, of this library.
-        contrast_grid: of the checkpoint; None takes a square one where the sizes differ.
+    The model's `filter_checkpoint` renames the authors' names and resizes positions; contrast embeddings of another,
+    square contrast grid are resized here. timm calls this for pretrained weights.
 
     Raises:
-        ValueError: a contrast embedding is of a non-square grid and `contrast_grid` is None.
+        ValueError: A contrast embedding has another number of rows, which is not a square.
     """
     filtered: dict[str, Tensor] = model.filter_checkpoint(dict(state_dict))  # type: ignore[operator]
     for prefix, module in model.named_modules():
@@ -156,9 +154,7 @@ def checkpoint_filter_fn(
             key = f"{prefix}.{name}".lstrip(".")
             own = getattr(module, name)
             if own is not None and key in filtered and filtered[key].shape[0] != own.shape[0]:
-                filtered[key] = resize_contrast_embed(
-                    filtered[key], new_grid=module.contrast_grid, old_grid=contrast_grid
-                )
+                filtered[key] = resize_contrast_embed(filtered[key], new_grid=module.contrast_grid)
     return filtered
 
 
@@ -167,20 +163,20 @@ def _read(weights: str | Path) -> dict[str, Tensor]:
     if path.is_file():
         try:
             given = dict(load_state_dict(str(path), use_ema=False, weights_only=True))
-            return dict(given.get("state_dict_ema", given))  # CSwin's authors publish these alone
+            return dict(given.get("state_dict_ema", given))  # the only weights in CSwin's checkpoints
         except Exception as error:
             raise ValueError(
                 f"{path} cannot be read as weights ({type(error).__name__}: {error}); "
-                "give a complete .safetensors file, or a .pth file that holds tensors only."
+                "pass a complete .safetensors file, or a .pth file that holds only tensors."
             ) from error
     name = str(weights)
     if not timm.is_model(name.split(".")[0]):
-        raise ValueError(f"{name!r} is neither a file nor a model of timm; check the path or the name.")
+        raise ValueError(f"{name!r} is neither a file nor a model of timm; check the path or name.")
     try:
         with torch.device("cpu"):
             return timm.create_model(name, pretrained=True).state_dict()
     except Exception as error:
         raise ValueError(
-            f"the weights of {name!r} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}); "
-            "check the connection, or give the path of a file."
+            f"The weights of {name!r} could not be fetched ({type(error).__name__}: {str(error).splitlines()[0]}); "
+            "check the connection, or pass the path of a file."
         ) from error

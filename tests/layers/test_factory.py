@@ -1,4 +1,4 @@
-"""The other arms against timm's modules or a formula written out."""
+"""The attentions by name, each against timm's module or a formula written out."""
 
 import logging
 
@@ -9,14 +9,13 @@ import torch.nn.functional as F
 
 from lineardiff.layers import (
     AgentAttention,
+    AttentionOptions,
     SelfAttention,
     VisualContrastAttention,
-    arms,
-    check_arms,
     create_attention,
+    factory,
+    list_attentions,
 )
-
-ARMS = ("vca", "mhsa", "mhsa_conv", "diff", "agent")
 
 
 def tokens(P=1, H=4, W=6, C=24):
@@ -84,10 +83,10 @@ def test_agent_attention_is_its_two_softmaxes():
     assert torch.allclose(layer(x, (H, W)), expected, atol=1e-12)
 
 
-@pytest.mark.parametrize("arm", ARMS)
-def test_every_arm_has_the_same_call_and_gradients_for_all_parameters(arm):
+@pytest.mark.parametrize("name", list_attentions())
+def test_every_attention_has_the_same_call_and_gradients_for_all_parameters(name):
     x, size = tokens(C=48)
-    layer = create_attention(arm, 48, 3, options={"contrast_grid": (2, 3)}, dtype=torch.float64)
+    layer = create_attention(name, 48, 3, options=AttentionOptions(contrast_grid=(2, 3)), dtype=torch.float64)
     out = layer(x, size)
     assert out.shape == x.shape
     out.square().sum().backward()
@@ -95,29 +94,31 @@ def test_every_arm_has_the_same_call_and_gradients_for_all_parameters(arm):
 
 
 def test_options_reach_vca_and_are_named_where_they_are_ignored(caplog):
-    layer = create_attention("vca", 24, 3, depth=2, options={"contrast_grid": (2, 3), "softmax": "joint"})
+    layer = create_attention(
+        "vca", 24, 3, depth=2, options=AttentionOptions(contrast_grid=(2, 3), softmax="joint")
+    )
     assert isinstance(layer, VisualContrastAttention)
     assert (layer.contrast_grid, layer.softmax) == ((2, 3), "joint")
     assert layer.lambda_init == VisualContrastAttention(24, 3, depth=2).lambda_init
-    arms.say_ignored.cache_clear()
+    factory.log_ignored.cache_clear()
     with caplog.at_level(logging.INFO, logger="lineardiff"):
         for _ in range(3):
-            create_attention("mhsa", 24, 3, options={"contrast_grid": (2, 3)})
+            create_attention("mhsa", 24, 3, options=AttentionOptions(contrast_grid=(2, 3)))
     assert [r.getMessage() for r in caplog.records] == [
-        "attention 'mhsa' has no contrast_grid: the option is ignored."
+        "Attention 'mhsa' has no option contrast_grid; it is ignored."
     ]
 
 
-def test_bad_arms_say_what_to_do():
+def test_bad_names_and_options_are_refused():
     with pytest.raises(
-        ValueError, match="unknown attention 'linear'; choose one of vca, mhsa, mhsa_conv, diff, agent"
+        ValueError, match="Unknown attention 'linear'; choose one of vca, mhsa, mhsa_conv, diff, agent"
     ):
         create_attention("linear", 24, 3)
-    with pytest.raises(ValueError, match="2 arms for 3 blocks"):
-        check_arms(("vca", "mhsa"), 3)
-    with pytest.raises(ValueError, match="no dropout of the attention map; got attn_drop=0.1"):
+    with pytest.raises(ValueError, match="2 names for 3 blocks"):
+        factory.per_block(("vca", "mhsa"), 3)
+    with pytest.raises(ValueError, match="no dropout of the attention map; set attn_drop=0.1 to 0"):
         create_attention("vca", 24, 3, attn_drop=0.1)
-    with pytest.raises(ValueError, match=r"multiple of 2 \* num_heads=6"):
+    with pytest.raises(ValueError, match=r"multiple of 2 \* num_heads=3"):
         create_attention("diff", 27, 3)
     with pytest.raises(ValueError, match="multiple of num_heads=5"):
         create_attention("mhsa", 24, 5)

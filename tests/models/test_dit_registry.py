@@ -18,7 +18,7 @@ def meta(name, **options):
         return create_dit(name, **options)
 
 
-def test_every_size_patch_family_and_arm_has_a_name():
+def test_every_size_patch_family_and_attention_has_a_name():
     assert len(DIT_CONFIGS) == len(set(DIT_CONFIGS)) == 2 * 2 * 4 * 3
     assert {"dit_s_2", "sit_b_4", "vca_dit_xl_2", "vca_sit_s_8"} < set(DIT_CONFIGS)
 
@@ -74,9 +74,9 @@ def test_arguments_are_handed_on():
 
 
 def test_unknown_names():
-    with pytest.raises(ValueError, match="unknown generator 'vca_dit_xxl_2'; did you mean vca_dit_xl_2"):
+    with pytest.raises(ValueError, match="no DiT or SiT 'vca_dit_xxl_2'; did you mean vca_dit_xl_2"):
         create_dit("vca_dit_xxl_2")
-    with pytest.raises(ValueError, match="unknown generator '7'; choose one of dit_s_8, "):
+    with pytest.raises(ValueError, match="no DiT or SiT '7'; choose one of dit_s_8, "):
         create_dit("7")
 
 
