@@ -98,9 +98,9 @@ def compare(
 
 def _with_attention(recipe: ClassificationRecipe, arm: str) -> ClassificationRecipe:
     """Return the recipe for one attention, without the model arguments that only others take."""
-    from lineardiff.layers.arms import AttentionOptions, has_option
+    from lineardiff.layers.factory import AttentionOptions, has_option
 
-    options = {"contrast_grid", *AttentionOptions.__annotations__}
+    options = AttentionOptions.__dataclass_fields__
     kept = (
         argument
         for argument in recipe.model_args

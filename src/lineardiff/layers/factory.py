@@ -17,6 +17,7 @@ __all__ = [
     "AttentionName",
     "AttentionOptions",
     "create_attention",
+    "has_option",
     "list_attentions",
     "log_ignored",
     "per_block",
@@ -88,9 +89,14 @@ def per_block(
     return names
 
 
+def has_option(name: str, option: str) -> bool:
+    """Return whether an attention has an option of :class:`AttentionOptions`; a host's own attention has none."""
+    return option in _OPTIONS.get(name, frozenset())
+
+
 def pools_queries(name: str) -> bool:
     """Return whether an attention pools its queries into a contrast grid."""
-    return name in _OPTIONS
+    return has_option(name, "contrast_grid")
 
 
 def create_attention(
