@@ -94,7 +94,7 @@ def test_two_processes_write_what_one_writes(
         )
         (tmp_path / "two").mkdir(exist_ok=True)
         monkeypatch.setattr(
-            "lineardiff.pipelines.pretrained.join_processes", lambda device, s=state: (s, torch.device("cpu"))
+            "lineardiff.device.join_processes", lambda device, s=state: (s, torch.device("cpu"))
         )
         capsys.readouterr()
         if rank == 0:  # the main process writes the settings first of all
@@ -125,7 +125,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ("new", ["--shard-size", "0"], "--shard-size 0"),
         ("new", ["--split", "validation"], "has no validation images"),
         ("new", ["--dtype", "int8"], "int8"),
-        ("new", ["--device", "gpu7"], "device='gpu7' cannot be used here"),
+        ("new", ["--device", "gpu7"], "device 'gpu7' is not available"),
     ]:
         capsys.readouterr()
         assert main(words(work, tmp_path / output, *more)) == 2, more

@@ -194,7 +194,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([run, "--grid", "a.jpg"], "ends in .png"),
         ([run, "--grid", str(tmp_path / "out" / "grid.png")], "count as one of them"),
         ([run, "--output", str(tmp_path / "file")], "is a file"),
-        ([run, "--device", "gpu7"], "device='gpu7' cannot be used here"),
+        ([run, "--device", "gpu7"], "device 'gpu7' is not available"),
     ]:
         capsys.readouterr()
         assert main(["sample", "--output", str(tmp_path / "out"), *words]) == 2, words
