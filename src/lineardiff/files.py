@@ -1,21 +1,18 @@
-"""Files that are complete or absent, folders that belong to one set of settings, hashes, and names on the hub.
+"""Files that are complete or absent, hashes, and names on the hub.
 
 A file is written next to its destination under a name containing `.unfinished`, flushed to disk, and renamed.
 """
 
 import errno
 import hashlib
-import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 __all__ = [
     "HUB_NAME",
-    "check_settings",
     "explain_disk_errors",
     "fingerprint",
     "is_unfinished",
@@ -23,7 +20,6 @@ __all__ = [
     "sync_folder",
     "unfinished",
     "write_atomically",
-    "write_settings",
     "written_whole",
 ]
 
@@ -109,42 +105,3 @@ def read_blocks(path: Path, *, size: int = 2**22) -> Iterator[bytes]:
     with path.open("rb") as file:
         while block := file.read(size):
             yield block
-
-
-def check_settings(folder: Path, settings: Mapping[str, Any], *, pieces: str) -> bool:
-    """Return whether `folder` already holds pieces written with these settings.
-
-    Args:
-        folder: May not exist yet.
-        settings: JSON-serialisable.
-        pieces: Glob pattern of the files that depend on the settings. Without any of them `settings.json` is ignored.
-
-    Raises:
-        ValueError: The folder holds pieces of other settings, its `settings.json` is damaged, or it is a file; the
-            message names the settings that differ.
-    """
-    file = folder / "settings.json"
-    if folder.is_file():
-        raise ValueError(f"{folder} is a file; expected a folder.")
-    if next(folder.glob(pieces), None) is None:
-        return False
-    if not file.exists():
-        raise ValueError(f"{folder} holds {pieces} but no settings.json; choose another folder.")
-    try:
-        before = dict(json.loads(file.read_text()))
-    except (ValueError, TypeError) as error:
-        raise ValueError(f"{file} is damaged ({error}); choose another folder.") from error
-    now = json.loads(json.dumps(dict(settings)))
-    names = [name for name in {**before, **now} if before.get(name) != now.get(name)]
-    if names:
-        changes = "; ".join(f"{name} was {before.get(name)!r} and is now {now.get(name)!r}" for name in names)
-        raise ValueError(
-            f"{folder} was started with other settings: {changes}. Pass the previous settings or choose another folder."
-        )
-    return True
-
-
-def write_settings(folder: Path, settings: Mapping[str, Any]) -> None:
-    """Create `folder` and write `settings.json`, which :func:`check_settings` reads."""
-    folder.mkdir(parents=True, exist_ok=True)
-    write_atomically(folder / "settings.json", json.dumps(dict(settings), indent=2) + "\n")

@@ -94,7 +94,7 @@ def test_two_processes_write_what_one_writes(
         )
         (tmp_path / "two").mkdir(exist_ok=True)
         monkeypatch.setattr(
-            "lineardiff.device.join_processes", lambda device, s=state: (s, torch.device("cpu"))
+            "lineardiff.jobs.join_processes", lambda device, s=state: (s, torch.device("cpu"))
         )
         capsys.readouterr()
         if rank == 0:  # the main process writes the settings first of all
@@ -121,7 +121,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ("new", ["--vae", "someone/vae"], "the autoencoder someone/vae cannot be loaded"),
         ("new", ["--vae", str(tmp_path / "none")], "none does not exist"),
         ("new", ["--vae", str(tmp_path / "damaged")], "cannot be loaded"),
-        ("new", ["--size", "15"], "--size 15: expected a multiple of 2"),
+        ("new", ["--size", "15"], "--size 15; expected a multiple of 2"),
         ("new", ["--shard-size", "0"], "--shard-size 0"),
         ("new", ["--split", "validation"], "has no validation images"),
         ("new", ["--dtype", "int8"], "int8"),

@@ -46,7 +46,7 @@ def test_an_image_is_what_the_pipeline_makes_of_its_class_and_noise(run_folder: 
     found = sample(run_folder, tmp_path / "a", "--labels", "coat", "0", "--num", "5", "--seed", "3")
     assert list(found) == [f"{i:06d}.png" for i in range(5)]
     pipeline = LinearDiffPipeline.from_pretrained(run_folder / "pipeline")
-    plan = Plan(5, [2, 0], in_turn=True, seed=3)
+    plan = Plan(5, [2, 0], cycle=True, seed=3)
     for index, label in enumerate([2, 0, 2, 0, 2]):
         assert plan.label(index) == label
         (image,) = pipeline([label], generator=plan.generator(index), num_inference_steps=2).images
@@ -61,11 +61,11 @@ def test_an_image_is_what_the_pipeline_makes_of_its_class_and_noise(run_folder: 
 
 
 def test_classes_and_noise_follow_from_seed_and_index() -> None:
-    plan = Plan(3000, range(3), in_turn=False, seed=0)
+    plan = Plan(3000, range(3), cycle=False, seed=0)
     labels = [plan.label(i) for i in range(3000)]
-    assert labels == [Plan(9, range(3), in_turn=False, seed=0).label(i) for i in range(3000)]
+    assert labels == [Plan(9, range(3), cycle=False, seed=0).label(i) for i in range(3000)]
     assert [900 < labels.count(k) < 1100 for k in range(3)] == [True] * 3  # 4 standard deviations
-    assert labels != [Plan(3000, range(3), in_turn=False, seed=1).label(i) for i in range(3000)]
+    assert labels != [Plan(3000, range(3), cycle=False, seed=1).label(i) for i in range(3000)]
     firsts = {float(torch.randn((), generator=plan.generator(i))) for i in range(3000)}
     firsts |= {float(torch.randn((), generator=Plan(1, [0], True, 1).generator(i))) for i in range(3000)}
     assert len(firsts) > 5990  # float32 numbers may coincide, seeds do not
@@ -187,8 +187,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([run, "--labels", "3"], "a number from 0 to 2, or a name"),
         ([run, "--labels", "cot"], "did you mean coat"),
         ([run, "--method", "ddim"], "unknown method of flow 'ddim'"),
-        ([run, "--num", "2", "--per-class", "2"], "give one of them"),
-        ([run, "--num", "0"], "--num-images 0: expected at least 1"),
+        ([run, "--num", "2", "--per-class", "2"], "pass one of them"),
+        ([run, "--num", "0"], "--num-images 0; expected at least 1"),
         ([run, "--seed", "-1"], "--seed -1"),
         ([run, "--npz", "a.npy"], "ends in .npz"),
         ([run, "--grid", "a.jpg"], "ends in .png"),

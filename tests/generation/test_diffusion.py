@@ -70,7 +70,6 @@ def test_the_right_noise_gives_the_image_and_the_posterior() -> None:
     x = diffusion.q_sample(x0, T, noise)
     step = diffusion.p_mean_variance(lambda x, t: torch.cat([noise, noise], 1), x, T)
     torch.testing.assert_close(step.x0, x0)
-    torch.testing.assert_close(step.noise, noise)
     torch.testing.assert_close(step.mean, diffusion.q_posterior(x0, x, T).mean)
 
 
@@ -86,14 +85,6 @@ def test_learned_range_goes_from_the_posteriors_variance_to_beta() -> None:
         )  # at the first step "fixed_large" takes the second step's posterior, as DDPM does
         torch.testing.assert_close(learned.variance[last], fixed.variance.expand_as(x)[last])
     torch.testing.assert_close(fixed.variance[1:].flatten(), diffusion.betas[T[1:]])
-
-
-def test_clipping_changes_image_mean_and_noise_together() -> None:
-    diffusion, x = GaussianDiffusion(), 3 * normal(4, 1, 8, 8)
-    step = diffusion.p_mean_variance(network, x, T, clip_denoised=True)
-    assert step.x0.abs().max() == 1
-    torch.testing.assert_close(step.mean, diffusion.q_posterior(step.x0, x, T).mean)
-    torch.testing.assert_close(diffusion.q_sample(step.x0, T, step.noise), x)
 
 
 def test_kl_is_that_of_torch() -> None:

@@ -165,7 +165,7 @@ def test_sample_times_are_uniform_over_the_interval_and_repeatable() -> None:
             "unknown prediction 'epsilon'",
         ),  # the authors' code takes it for velocity
         ({"prediction": "noise", "weighting": "snr"}, "unknown weighting 'snr'"),  # and this for none
-        ({"weighting": "likelihood"}, "is for prediction 'score' or 'noise'"),
+        ({"weighting": "likelihood"}, "requires prediction 'score' or 'noise'"),
         ({"train_eps": -0.1}, "train_eps=-0.1"),
         ({"sample_eps": 0.5}, "sample_eps=0.5"),
         ({"prediction": "noise", "sample_eps": 0}, "above 0 for prediction 'noise'"),

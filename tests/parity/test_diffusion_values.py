@@ -1,13 +1,18 @@
-"""Gaussian diffusion gives the numbers of DiT's authors' code."""
+"""Gaussian diffusion and diffusers' samplers give the numbers of the DiT authors' code."""
 
 from pathlib import Path
 
 import pytest
 import torch
 from recorded import normal, read
+from scheduler_noise import scheduler_noise
 from torch import Tensor
 
-from lineardiff.generation import GaussianDiffusion, sample_ancestral, sample_ddim
+from lineardiff.generation import GaussianDiffusion
+
+pytest.importorskip("diffusers")
+
+from lineardiff.pipelines.schedulers import sample_diffusion
 
 SHAPE = (2, 4, 8, 8)
 
@@ -23,17 +28,18 @@ def ours() -> dict[str, Tensor]:
     t = torch.tensor([0, 1, 250, 500, 750, 999])
     x = diffusion.q_sample(x0, t, noise)
     step = diffusion.p_mean_variance(toy, x, t)
-    ddpm, ddim = diffusion.respaced(250), diffusion.respaced(50)
+    with scheduler_noise(lambda i: normal(f"step{i}", *SHAPE)):
+        ddpm = sample_diffusion(diffusion, toy, z, method="ddpm", num_steps=250)
     return {
         "q_sample": x,
         "p_mean": step.mean,
         "p_variance": step.variance,
         "p_log_variance": step.log_variance,
         "pred_xstart": step.x0,
-        "timesteps250": ddpm.timesteps.float(),
-        "timesteps50": ddim.timesteps.float(),
-        "ddpm250": sample_ancestral(ddpm, toy, z, noise=lambda i: normal(f"step{i}", *SHAPE)),
-        "ddim50": sample_ddim(ddim, toy, z),
+        "timesteps250": diffusion.respaced(250).timesteps.float(),
+        "timesteps50": diffusion.respaced(50).timesteps.float(),
+        "ddpm250": ddpm,
+        "ddim50": sample_diffusion(diffusion, toy, z, method="ddim", num_steps=50),
         **diffusion.training_losses(toy, x0, t, noise),
     }
 

@@ -8,7 +8,7 @@ import torch
 from recorded import normal, read
 from torch import Tensor
 
-from lineardiff.generation import Interpolant, PathName, sample_ode, sample_sde
+from lineardiff.generation import FlowPath, Interpolant, sample_ode, sample_sde
 
 pytest.importorskip("torchdiffeq")
 
@@ -33,7 +33,7 @@ def toy(x: Tensor, t: Tensor) -> Tensor:
     return 0.3 * x + 0.1 * torch.sin(3 * t).reshape(-1, 1, 1, 1)
 
 
-def values_of(path: PathName) -> dict[str, Tensor]:
+def values_of(path: FlowPath) -> dict[str, Tensor]:
     x0, x1 = normal("x0", 5, 4, 8, 8), 0.8 * normal("x1", 5, 4, 8, 8)
     t = torch.tensor([0.05, 0.25, 0.5, 0.75, 0.95])
     z = normal("z", *SHAPE)
@@ -61,8 +61,8 @@ def values_of(path: PathName) -> dict[str, Tensor]:
     return values
 
 
-@pytest.mark.parametrize("path", get_args(PathName))
-def test_every_value(path: PathName, parity_data: Path) -> None:
+@pytest.mark.parametrize("path", get_args(FlowPath))
+def test_every_value(path: FlowPath, parity_data: Path) -> None:
     recorded = read(parity_data / f"sit_transport_{path}.safetensors").tensors
     ours = values_of(path)
     assert set(ours) == set(recorded)

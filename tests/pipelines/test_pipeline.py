@@ -24,10 +24,11 @@ from diffusers import (  # noqa: E402
 )
 from exact_network import STD, ExactNetwork, truth  # noqa: E402
 
-from lineardiff.generation import GaussianDiffusion, Interpolant, sample_ancestral, sample_sde  # noqa: E402
+from lineardiff.generation import GaussianDiffusion, Interpolant, sample_sde  # noqa: E402
 from lineardiff.models.dit import DiT  # noqa: E402
-from lineardiff.pipelines.methods import METHODS  # noqa: E402
-from lineardiff.pipelines.pipeline import LATENT_SCALE, LinearDiffPipeline  # noqa: E402
+from lineardiff.pipelines.autoencoder import LATENT_SCALE  # noqa: E402
+from lineardiff.pipelines.pipeline import METHODS, LinearDiffPipeline  # noqa: E402
+from lineardiff.pipelines.schedulers import sample_diffusion  # noqa: E402
 
 TRAINED = {"beta_start": 1e-4, "beta_end": 0.02, "beta_schedule": "linear"}
 STOCHASTIC = ("ddpm", "sde-euler", "sde-heun")
@@ -74,7 +75,7 @@ def start(B: int, channels: int = 1) -> Tensor:
 
 
 @pytest.mark.parametrize(
-    "method", [m for methods in METHODS.values() for m in methods if m not in STOCHASTIC]
+    "method", [m for methods in METHODS.values() for m in methods if m not in (*STOCHASTIC, "ddim-inverse")]
 )
 def test_deterministic_methods_follow_the_exact_flow_of_each_class(method: str) -> None:
     pipeline = exact("diffusion" if method == "ddim" else "flow")
@@ -132,6 +133,17 @@ def test_guidance_is_of_the_first_channels_and_within_the_interval() -> None:
     torch.testing.assert_close(never, plain, rtol=0, atol=0.01)
 
 
+def test_inversion_leads_to_noise_that_leads_back() -> None:
+    pipeline, x = exact("diffusion"), truth(start(2) / 4, [0, 1])
+    options = {"num_inference_steps": 400, "output_type": "latent"}
+    noise = pipeline([0, 1], latents=x, method="ddim-inverse", **options).images
+    torch.testing.assert_close(noise, start(2) / 4, rtol=0, atol=0.03)
+    again = pipeline([0, 1], latents=noise, method="ddim", **options).images
+    torch.testing.assert_close(again, x, rtol=0, atol=0.01)
+    with pytest.raises(ValueError, match="turns latents into noise"):
+        pipeline([0, 1], method="ddim-inverse", **options)
+
+
 def by_hand(network: DiT, label: int) -> Callable[[Tensor, Tensor], Tensor]:
     return lambda x, t: network(x, t, torch.tensor([label]), return_dict=False)[0]
 
@@ -149,8 +161,9 @@ def test_noise_comes_from_the_generator_of_each_image() -> None:
     torch.testing.assert_close(images[1:], sde)
     g = generators(3)[0]
     first = torch.randn(1, 1, 8, 8, generator=g)
-    chain = GaussianDiffusion().respaced(5)
-    ddpm = sample_ancestral(chain, by_hand(diffusion, 2), first, noise=g, clip_denoised=True)
+    ddpm = sample_diffusion(
+        GaussianDiffusion(), by_hand(diffusion, 2), first, num_steps=5, generator=g, clip_denoised=True
+    )
     images = LinearDiffPipeline(diffusion, objective="diffusion")(
         [0, 2], num_inference_steps=5, generator=generators(9, 3), output_type="latent"
     ).images
@@ -283,30 +296,30 @@ def test_callbacks_and_the_progress_bar(capsys: pytest.CaptureFixture[str]) -> N
     assert [step for step, _ in seen] == [0, 1, 2, 3]
     assert seen[0][1] == 1000
     assert "4/4" in capsys.readouterr().err
-    with pytest.raises(ValueError, match="only schedulers take"):
+    with pytest.raises(ValueError, match="flow methods do not take"):
         pipeline([0], **{**options, "callback_on_step_end": lambda *a: {"latents": 0}}, method="ode-euler")
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        ({"class_labels": [3]}, "unknown class 3: expected 0 to 2"),
+        ({"class_labels": [3]}, "unknown class 3; expected 0 to 2"),
         ({"class_labels": [-1]}, "unknown class -1"),
         ({"class_labels": ["bot"]}, "unknown class 'bot'.*'boot', 'bag', 'coat'"),
-        ({"class_labels": "bag"}, "class_labels='bag': expected a list"),
+        ({"class_labels": "bag"}, "class_labels='bag'; expected a list"),
         ({"class_labels": [1.7]}, "unknown class 1.7"),
         ({"class_labels": [True]}, "unknown class True"),
         ({"class_labels": [None]}, "unknown class None"),
-        ({"num_inference_steps": 2.5}, "num_inference_steps=2.5: expected a whole number"),
-        ({"guidance_scale": float("nan")}, "scale=nan: expected a number"),
-        ({"class_labels": []}, "one label for each image"),
-        ({"method": "ddim"}, "unknown method of flow 'ddim': choose from 'ode-heun'"),
+        ({"num_inference_steps": 2.5}, "num_inference_steps=2.5; expected an integer"),
+        ({"guidance_scale": float("nan")}, "scale=nan; expected a"),
+        ({"class_labels": []}, "one label per image"),
+        ({"method": "ddim"}, "unknown method of flow 'ddim'; choose from 'ode-heun'"),
         ({"num_inference_steps": 0}, "num_steps=0"),
         ({"method": "ode-dopri5", "num_inference_steps": 3}, "dopri5 chooses"),
         ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
-        ({"latents": torch.zeros(1, 4, 8, 8)}, r"shape \(1, 4, 8, 8\): expected \(2, 1, 8, 8\)"),
+        ({"latents": torch.zeros(1, 4, 8, 8)}, r"shape \(1, 4, 8, 8\); expected \(2, 1, 8, 8\)"),
         ({"generator": [torch.Generator()]}, "1 generators for 2 images"),
-        ({"guidance_scale": 2.0, "guidance_channels": 3}, "channels=3: x has 1"),
+        ({"guidance_scale": 2.0, "guidance_channels": 3}, "channels=3, but x has 1"),
     ],
 )
 def test_a_call_refuses(call: dict[str, Any], message: str) -> None:
@@ -335,9 +348,9 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
     [
         ({"objective": "gan"}, "unknown objective 'gan'"),
         ({"prediction": "data"}, "unknown prediction 'data'"),
-        ({"class_names": ["a", "b"]}, "2 class_names: expected 3"),
+        ({"class_names": ["a", "b"]}, "2 class_names; expected 3"),
         ({"class_names": ["a", "b", "a"]}, "different ones"),
-        ({"vae": tiny_vae(2)}, "latents have 2 channels, the transformer takes 1"),
+        ({"vae": tiny_vae(2)}, "latents have 2 channels, but the transformer takes 1"),
         ({"scheduler": DDIMScheduler(**TRAINED)}, "DDIMScheduler does not sample flow"),
         (
             {"scheduler": FlowMatchEulerDiscreteScheduler(), "objective": "diffusion"},
@@ -355,7 +368,7 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
                 "scheduler": DPMSolverMultistepScheduler(**TRAINED, use_flow_sigmas=True),
                 "objective": "diffusion",
             },
-            "use_flow_sigmas=True, which changes the chain",
+            "use_flow_sigmas=True, which changes the process",
         ),
         (
             {
@@ -363,7 +376,7 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
                 "scheduler": DDIMScheduler(**TRAINED, clip_sample=False, thresholding=True),
                 "objective": "diffusion",
             },
-            "thresholding=True, which cuts",
+            "thresholding=True",
         ),
         ({"scheduler": DDIMScheduler(beta_end=0.012), "objective": "diffusion"}, "another noise schedule"),
         (
@@ -375,7 +388,7 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
                 "scheduler": DDPMScheduler(**TRAINED, variance_type="learned_range"),
                 "objective": "diffusion",
             },
-            "needs a model with a learned variance",
+            "a model with a learned variance",
         ),
         (
             {

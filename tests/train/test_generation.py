@@ -19,8 +19,8 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from toy import rows
 
 from lineardiff.data import open_images, subset
-from lineardiff.data.latents import encode_moments, open_latents, write_index, write_latents
-from lineardiff.pipelines.autoencoder import fingerprint_of
+from lineardiff.data.latents import open_latents, write_index, write_latents
+from lineardiff.pipelines.autoencoder import encode_moments, fingerprint_of
 from lineardiff.pipelines.pipeline import AutoencoderKL, LinearDiffPipeline
 from lineardiff.recipes import GenerationRecipe, fashion_sit
 from lineardiff.train import GenerationTask, train
@@ -203,6 +203,7 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
     write_latents(
         split,
         folder,
+        [0],
         encode=lambda x: encode_moments(encoder, ((x + 1) * 127.5).round().byte()),
         transform=transform,
     )

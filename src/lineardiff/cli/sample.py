@@ -1,6 +1,6 @@
-"""``lineardiff sample``: images of a trained generator, for a look or by the ten thousands for FID."""
+"""``lineardiff sample``: generate images with a trained DiT or SiT."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -19,61 +19,60 @@ DEFAULT_NUM = 50_000
 
 @dataclass
 class Sample:
-    """Images of a DiT or SiT, as numbered PNGs. Repeat the command to go on where it stopped.
+    """Generate images with a DiT or SiT, as numbered PNG files. Rerun an interrupted command to resume it.
 
-    Image i depends on the seed and on i alone: not on the batch size, and not on the number of processes, which
-    torchrun starts (but for ode-dopri5, whose steps depend on the batch). 50,000 images for FID:
+    Image i depends on the seed and on i only, not on the batch size or the number of processes (except with ode-dopri5,
+    whose steps depend on the batch). To generate 50,000 images for FID on 8 GPUs:
     torchrun --nproc-per-node 8 -m lineardiff sample MODEL --output DIR --npz FILE
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
     """Folder of a finished run or of a saved pipeline, or a name on the Hugging Face hub."""
     output: Path
-    """Folder of the images: 000000.png, ..., and settings.json."""
+    """Output folder for 000000.png, ..., and settings.json."""
     labels: tuple[str, ...] = ()
-    """Classes, as numbers or names: one image each, or as many as --num-images or --per-class says, in turn."""
+    """Classes, as numbers or names, to cycle through; one image each unless --num-images or --per-class is given."""
     per_class: int | None = None
-    """So many images of each class, in turn."""
-    # not --num: torchrun takes that for the beginning of one of its own options
+    """Number of images per class."""
+    # torchrun would read --num as an abbreviation of one of its own options
     num_images: Annotated[int | None, tyro.conf.arg(aliases=("--num",))] = None
-    """So many images; without --labels of random classes. None: 50,000, if nothing else says how many."""
+    """Number of images, of random classes unless --labels is given. Defaults to 50,000 if no other flag implies it."""
     steps: int | None = None
-    """Steps of the sampler; None takes 250 for ddpm and sde-..., 50 for others."""
+    """Number of sampling steps. Defaults to 250 for ddpm and sde-..., 50 for others."""
     guidance: float = 1.0
-    """Scale of classifier-free guidance; 1 is none."""
+    """Scale of classifier-free guidance; 1 disables it."""
     guidance_channels: int | None = None
-    """How many channels are guided; None all, 3 as DiT's and SiT's authors."""
+    """Number of leading channels to guide. Defaults to all; the DiT and SiT authors use 3."""
     guidance_interval: tuple[float, float] | None = None
-    """Lowest and highest time of guidance, in the network's times; None is always."""
+    """Lowest and highest time at which to guide, in the network's times. Defaults to all times."""
     method: str | None = None
-    """ddpm or ddim (diffusion); ode-euler, ode-midpoint, ode-heun, ode-dopri5, sde-euler or sde-heun (flow). None: the
-    scheduler saved with the pipeline, or without one ddpm or ode-heun."""
+    """ddpm or ddim (diffusion); ode-euler, ode-midpoint, ode-heun, ode-dopri5, sde-euler or sde-heun (flow). Defaults
+    to the pipeline's scheduler, or without one to ddpm or ode-heun."""
     vae: str | None = None
-    """Autoencoder that makes images of latents, a folder or a hub name; None takes the pipeline's own."""
+    """Autoencoder that decodes latents, a folder or hub name. Defaults to the pipeline's own."""
     seed: int = 0
-    """Of noise and random classes."""
+    """Seed of the noise and of random classes."""
     batch_size: int = 32
-    """Images made at once by each process."""
+    """Number of images per batch of each process."""
     precision: Literal["no", "bf16", "fp16"] = "no"
     """no (float32), or autocast to bf16 or fp16."""
     device: str | None = None
-    """Such as cpu or cuda:0; None takes the accelerator if there is one."""
+    """For example cpu or cuda:0. Defaults to the accelerator if there is one."""
     npz: Path | None = None
-    """Write all images to this npz file, too, as ADM's evaluator reads them."""
+    """Also write all images to this npz file, in the format of ADM's evaluator."""
     grid: Path | None = None
-    """Write the first images as one picture to this PNG file; classes in turn are its columns."""
+    """Also write the first images as one picture to this PNG file, with a column per class."""
 
 
 def run(words: Sequence[str]) -> None:
     arguments = parse(Sample, words, prog="lineardiff sample")
     _check(arguments)
 
-    # Here, because it takes seconds: help and mistakes in flags do not wait for it.
+    # imported here because it takes seconds, which --help and mistakes in flags need not wait for
     import torch
-    from tqdm import tqdm
 
-    from lineardiff.device import autocast, join_processes
-    from lineardiff.files import check_settings, write_settings
+    from lineardiff.device import autocast
+    from lineardiff.jobs import Job
     from lineardiff.pipelines import sample_folder
     from lineardiff.pipelines.pretrained import find_pipeline, load_pipeline
 
@@ -82,16 +81,11 @@ def run(words: Sequence[str]) -> None:
     plan = _plan(arguments, pipeline)
     settings = _settings(arguments, plan, weights=sample_folder.fingerprint_of(found))
     folder = arguments.output
-    known = check_settings(folder, settings, pieces=sample_folder.PIECES)
-    state, device = join_processes(arguments.device)
-    if not known and state.is_main_process:
-        write_settings(folder, settings)
-    state.wait_for_everyone()
-
-    pipeline.to(device).set_progress_bar_config(disable=True)
+    job = Job(folder, name=sample_folder.NAME, count=plan.num, settings=settings, device=arguments.device)
+    pipeline.to(job.device).set_progress_bar_config(disable=True)
 
     def draw(labels: list[int], generators: list[torch.Generator]) -> list[Any]:
-        with autocast(device, arguments.precision):
+        with autocast(job.device, arguments.precision):
             return pipeline(
                 labels,
                 generator=generators,
@@ -102,25 +96,13 @@ def run(words: Sequence[str]) -> None:
                 method=arguments.method,
             ).images
 
-    rank, world_size = state.process_index, state.num_processes
-    indices = sample_folder.missing(folder, plan, rank=rank, world_size=world_size)
-    mine = len(range(rank, plan.num, world_size))
-    bar = tqdm(
-        total=mine,
-        initial=mine - len(indices),
-        unit="image",
-        desc="sampling" if world_size == 1 else f"sampling (1 of {world_size} processes)",
-        disable=not state.is_main_process,
-    )
-    with bar:
-        try:
-            sample_folder.write_images(
-                folder, plan, indices, draw, batch_size=arguments.batch_size, progress=bar.update
-            )
-        except KeyboardInterrupt:
-            raise KeyboardInterrupt(f"repeat the command to go on in {folder}") from None
-    state.wait_for_everyone()
-    if not state.is_main_process:
+    def work(indices: list[int], progress: Callable[[int], None]) -> None:
+        sample_folder.write_images(
+            folder, plan, indices, draw, batch_size=arguments.batch_size, progress=progress
+        )
+
+    job.run(work, verb="sampling")
+    if not job.is_main:
         return
     written = [f"{plan.num:,} images in {folder}"]
     for path, write in ((arguments.npz, sample_folder.write_npz), (arguments.grid, sample_folder.write_grid)):
@@ -134,23 +116,23 @@ def run(words: Sequence[str]) -> None:
 def _check(arguments: Sample) -> None:
     for flag, path, suffix in (("--npz", arguments.npz, ".npz"), ("--grid", arguments.grid, ".png")):
         if path is not None and path.suffix != suffix:
-            raise ValueError(f"{flag} {path}: expected a name that ends in {suffix}")
+            raise ValueError(f"{flag} {path}; expected a name that ends in {suffix}.")
     if arguments.grid is not None and arguments.output.resolve() in arguments.grid.resolve().parents:
         raise ValueError(
             f"--grid {arguments.grid} is in the folder of the images, where it would count as one of them; choose "
-            "another place"
+            "another place."
         )
     if arguments.num_images is not None and arguments.per_class is not None:
-        raise ValueError("--num-images and --per-class both say how many images; give one of them")
+        raise ValueError("--num-images and --per-class exclude each other; pass one of them.")
     for flag, number in (
         ("--num-images", arguments.num_images),
         ("--per-class", arguments.per_class),
         ("--batch-size", arguments.batch_size),
     ):
         if number is not None and number < 1:
-            raise ValueError(f"{flag} {number}: expected at least 1")
+            raise ValueError(f"{flag} {number}; expected at least 1.")
     if not 0 <= arguments.seed < 2**63:
-        raise ValueError(f"--seed {arguments.seed}: expected 0 or more")
+        raise ValueError(f"--seed {arguments.seed}; expected a number from 0 to 2**63 - 1.")
 
 
 def _plan(arguments: Sample, pipeline: "LinearDiffPipeline") -> "Plan":
@@ -164,8 +146,8 @@ def _plan(arguments: Sample, pipeline: "LinearDiffPipeline") -> "Plan":
         num = arguments.per_class * len(classes)
     elif num is None:
         num = len(classes) if arguments.labels else DEFAULT_NUM
-    in_turn = bool(arguments.labels) or arguments.per_class is not None
-    return Plan(num, classes, in_turn, arguments.seed)
+    cycle = bool(arguments.labels) or arguments.per_class is not None
+    return Plan(num, classes, cycle, arguments.seed)
 
 
 def _label(text: str, names: Sequence[str], every: range) -> int:
@@ -174,11 +156,11 @@ def _label(text: str, names: Sequence[str], every: range) -> int:
     if text.isdecimal() and int(text) in every:
         return int(text)
     hint = f", or a name: {suggest(text, names)}" if names else ""
-    raise ValueError(f"--labels {text}: expected a number from 0 to {every[-1]}{hint}")
+    raise ValueError(f"--labels {text}; expected a number from 0 to {every[-1]}{hint}")
 
 
 def _settings(arguments: Sample, plan: "Plan", *, weights: str) -> dict[str, Any]:
-    """What the images depend on."""
+    """Return everything that the images depend on."""
     names = (
         "steps",
         "guidance",
@@ -192,6 +174,6 @@ def _settings(arguments: Sample, plan: "Plan", *, weights: str) -> dict[str, Any
     return {
         "weights": weights,
         "num": plan.num,
-        "classes": list(plan.classes) if plan.in_turn else "random",
+        "classes": list(plan.classes) if plan.cycle else "random",
         **{name: getattr(arguments, name) for name in names},
     }

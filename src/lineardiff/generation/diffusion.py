@@ -1,4 +1,4 @@
-"""Gaussian diffusion with linear betas and a learned variance, in float64 tables.
+"""Gaussian diffusion with linear betas: training losses and the posterior, from float64 tables.
 
 Sources: Ho et al., "Denoising Diffusion Probabilistic Models", arXiv 2006.11239; Nichol and Dhariwal, "Improved
 Denoising Diffusion Probabilistic Models", arXiv 2102.09672 (learned range, hybrid loss, respacing).
@@ -12,13 +12,15 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
-from lineardiff.generation.noise import Denoiser, check_name, expand, mean_per_sample
+from lineardiff.generation.denoisers import Denoiser, check_name, expand, mean_per_sample
+
+__all__ = ["Denoised", "GaussianDiffusion", "Posterior", "Variance", "discrete_log_likelihood", "gaussian_kl"]
 
 Variance = Literal["learned_range", "fixed_small", "fixed_large"]
 
 
 class Posterior(NamedTuple):
-    """A Gaussian over x_{t-1}; mean (B, C, H, W), the others broadcast with it."""
+    """A Gaussian over x_{t-1}: mean (B, C, H, W); the others broadcast with it."""
 
     mean: Tensor
     variance: Tensor
@@ -26,38 +28,35 @@ class Posterior(NamedTuple):
 
 
 class Denoised(NamedTuple):
-    """What a denoiser's answer says about x_t; all broadcast with (B, C, H, W)."""
+    """p(x_{t-1} | x_t) and the clean image implied by a denoiser's output; all broadcast with (B, C, H, W)."""
 
     mean: Tensor
-    """Of p(x_{t-1} | x_t)."""
     variance: Tensor
     log_variance: Tensor
     x0: Tensor
-    """The clean image."""
-    noise: Tensor
-    """The noise that leads from that image to x_t."""
 
 
 class GaussianDiffusion:
     """The Markov chain x_t = sqrt(1 - beta_t) x_{t-1} + sqrt(beta_t) noise, and its learned reverse.
 
-    A step is named by its index t = 0 ... T - 1 in the chain. The denoiser gets ``timesteps[t]``, which differs
-    from t in a respaced chain (:meth:`respaced`). It predicts the noise; with variance "learned_range" its answer
-    has 2C channels, the second half of which places the log-variance between its two bounds.
+    Steps are numbered t = 0 ... T - 1 within the chain. The denoiser receives ``timesteps[t]``, which differs from t
+    in a respaced chain (see :meth:`respaced`), and predicts the noise. With variance "learned_range" its output has
+    2C channels, the second half of which interpolates the log-variance between its bounds. diffusers' schedulers
+    sample from the chain, see :mod:`lineardiff.pipelines.schedulers`.
 
     Args:
-        variance: Of the reverse step: "learned_range"; or the lower bound ("fixed_small", the posterior's variance)
-            or the upper one ("fixed_large", beta), for a denoiser that answers with C channels.
-        num_steps: Length of the training chain; betas run from 0.1 / num_steps to 20 / num_steps.
-        timesteps: The steps of the training chain that are kept, increasing; None keeps all.
+        variance: Variance of the reverse step: "learned_range"; or, for a denoiser with C output channels, the lower
+            bound ("fixed_small", the variance of the posterior) or the upper one ("fixed_large", beta).
+        num_steps: Length of the training chain; betas increase from 0.1 / num_steps to 20 / num_steps.
+        timesteps: Increasing steps of the training chain to keep, by default all.
 
     Attributes:
         timesteps: (T,) int64.
         betas, alphas_cumprod, alphas_cumprod_prev: (T,) float64, of this chain.
 
     Raises:
-        ValueError: An unknown variance; num_steps of 20 or less, whose last beta is no probability; timesteps
-            that are fewer than 2, do not increase or leave the training chain.
+        ValueError: The variance is unknown, num_steps is at most 20 (a beta would exceed 1), or timesteps are fewer
+            than 2, not increasing or outside the training chain.
     """
 
     def __init__(
@@ -69,12 +68,12 @@ class GaussianDiffusion:
     ) -> None:
         check_name("variance", variance, get_args(Variance))
         if num_steps <= 20:
-            raise ValueError(f"num_steps={num_steps}: expected more than 20, so that every beta is below 1")
+            raise ValueError(f"num_steps={num_steps}; expected more than 20, so that every beta is below 1.")
         kept = list(range(num_steps)) if timesteps is None else [int(t) for t in timesteps]
         increasing = all(a < b for a, b in pairwise(kept))
         if len(kept) < 2 or not increasing or kept[0] < 0 or kept[-1] >= num_steps:
             raise ValueError(
-                f"{len(kept)} timesteps {kept[:3]}...: expected at least 2, increasing, from 0 to {num_steps - 1}"
+                f"{len(kept)} timesteps {kept[:3]}...; expected at least 2, increasing, from 0 to {num_steps - 1}."
             )
         self.variance: Variance = variance
         self.num_steps = num_steps
@@ -87,7 +86,7 @@ class GaussianDiffusion:
         self.betas = 1 - self.alphas_cumprod / self.alphas_cumprod_prev
         noise_variance, noise_variance_prev = 1 - self.alphas_cumprod, 1 - self.alphas_cumprod_prev
         posterior_variance = self.betas * noise_variance_prev / noise_variance
-        # the posterior of the first step has no variance; its logarithm takes that of the second
+        # the posterior variance of the first step is 0; its logarithm is replaced by the second step's
         log_small = torch.cat([posterior_variance[1:2], posterior_variance[1:]]).log()
         self._tables = {
             "timesteps": self.timesteps,
@@ -103,71 +102,68 @@ class GaussianDiffusion:
         self._on_device: dict[tuple[str, torch.device], Tensor] = {}
 
     def __len__(self) -> int:
-        """T, the number of steps of this chain."""
+        """Return T, the number of steps of this chain."""
         return len(self.timesteps)
 
     def respaced(self, steps: int | Sequence[int]) -> "GaussianDiffusion":
-        """The chain over some of the training steps, whose marginals are those of the training chain.
+        """Return the chain over some of the training steps, with the same marginals.
 
         Args:
-            steps: How many, spaced evenly from the first training step to the last (as DiT's authors space 250);
-                or the training steps themselves, increasing.
+            steps: Number of steps, evenly spaced from the first training step to the last as in the DiT authors' 250
+                steps; or the increasing training steps themselves.
 
         Raises:
-            ValueError: As the class; or a number above that of the training chain.
+            ValueError: The number of steps is outside [2, num_steps], or the steps are invalid.
         """
         if isinstance(steps, int):
             if not 2 <= steps <= self.num_steps:
                 raise ValueError(
-                    f"steps={steps}: expected from 2 to {self.num_steps}, the length of the training chain"
+                    f"num_steps={steps}; expected 2 to {self.num_steps}, the length of the training chain."
                 )
             stride = (self.num_steps - 1) / (steps - 1)
             steps = [round(i * stride) for i in range(steps)]
         return GaussianDiffusion(variance=self.variance, num_steps=self.num_steps, timesteps=steps)
 
     def _at(self, name: str, t: Tensor, x: Tensor | None = None) -> Tensor:
-        """A table's entries at t (B,), for the type and shape of x."""
+        """Return a table's entries at t (B,), in the dtype and shape of x."""
         key = (name, t.device)
         if key not in self._on_device:
             table = self._tables[name]
-            # float64 stays on the CPU, where a GPU has none
+            # MPS has no float64
             narrow = table.is_floating_point() and t.device.type == "mps"
             self._on_device[key] = table.to(t.device, torch.float32 if narrow else table.dtype)
         entries = self._on_device[key][t]
         return entries if x is None else expand(entries.to(torch.promote_types(x.dtype, torch.float32)), x)
 
     def sample_times(self, batch_size: int, *, generator: torch.Generator) -> Tensor:
-        """Uniform steps for training, (batch_size,) int64, on the generator's device."""
+        """Draw training steps uniformly: (batch_size,) int64, on the generator's device."""
         return torch.randint(len(self), (batch_size,), generator=generator, device=generator.device)
 
     def q_sample(self, x0: Tensor, t: Tensor, noise: Tensor) -> Tensor:
-        """x_t of images x0 (B, C, H, W) and noise (B, C, H, W) at steps t (B,)."""
+        """Return x_t of images x0 (B, C, H, W) and noise (B, C, H, W) at steps t (B,)."""
         _check_steps(t, x0)
         return self._at("signal", t, x0) * x0 + self._at("noise", t, x0) * noise
 
     def q_posterior(self, x0: Tensor, x: Tensor, t: Tensor) -> Posterior:
-        """q(x_{t-1} | x_t, x_0), of images x0 and noised ones x (both (B, C, H, W)) at steps t (B,)."""
+        """Return q(x_{t-1} | x_t, x_0) for images x0 and noised images x, both (B, C, H, W), at steps t (B,)."""
         return Posterior(
             self._at("posterior_x0", t, x) * x0 + self._at("posterior_x", t, x) * x,
             self._at("posterior_variance", t, x),
             self._at("log_small", t, x),
         )
 
-    def p_mean_variance(
-        self, denoiser: Denoiser, x: Tensor, t: Tensor, *, clip_denoised: bool = False
-    ) -> Denoised:
-        """Evaluate the denoiser at x_t, once.
+    def p_mean_variance(self, denoiser: Denoiser, x: Tensor, t: Tensor) -> Denoised:
+        """Evaluate the denoiser once and return p(x_{t-1} | x_t).
 
         Args:
-            denoiser: Called with x and the training steps ``timesteps[t]`` (B,) int64.
-            x: (B, C, H, W).
-            t: (B,) int64, the steps of this chain.
-            clip_denoised: Clamp the clean image to [-1, 1]; for pixels, not for latents.
+            denoiser: Called with x and the training steps ``timesteps[t]``, (B,) int64.
+            x: Noised images (B, C, H, W).
+            t: Steps of this chain, (B,) int64.
 
         Raises:
-            ValueError: t is not (B,) int64; or the denoiser's answer has not 2C channels ("learned_range"), or C.
+            ValueError: t is not (B,) int64, or the output does not have 2C channels ("learned_range") or C (others).
         """
-        return self._read(self._evaluate(denoiser, x, t), x, t, clip_denoised=clip_denoised)
+        return self._read(self._evaluate(denoiser, x, t), x, t)
 
     def _evaluate(self, denoiser: Denoiser, x: Tensor, t: Tensor) -> Tensor:
         _check_steps(t, x)
@@ -175,19 +171,14 @@ class GaussianDiffusion:
         channels = (2 if self.variance == "learned_range" else 1) * x.shape[1]
         if output.shape != (len(x), channels, *x.shape[2:]):
             raise ValueError(
-                f"the denoiser returned {tuple(output.shape)} for x of {tuple(x.shape)}: variance "
-                f"{self.variance!r} needs {channels} channels"
+                f"the denoiser returned {tuple(output.shape)} for x of {tuple(x.shape)}; variance {self.variance!r} "
+                f"needs {channels} channels."
             )
         return output
 
-    def _read(self, output: Tensor, x: Tensor, t: Tensor, *, clip_denoised: bool = False) -> Denoised:
+    def _read(self, output: Tensor, x: Tensor, t: Tensor) -> Denoised:
         channels = x.shape[1]
-        noise = output[:, :channels]
-        signal_level, noise_level = self._at("signal", t, x), self._at("noise", t, x)
-        x0 = (x - noise_level * noise) / signal_level
-        if clip_denoised:
-            x0 = x0.clamp(-1, 1)
-            noise = (x - signal_level * x0) / noise_level
+        x0 = (x - self._at("noise", t, x) * output[:, :channels]) / self._at("signal", t, x)
         posterior = self.q_posterior(x0, x, t)
         log_variance = posterior.log_variance
         if self.variance == "learned_range":
@@ -195,23 +186,25 @@ class GaussianDiffusion:
             log_variance = fraction * self._at("log_large", t, x) + (1 - fraction) * log_variance
         elif self.variance == "fixed_large":
             log_variance = self._at("log_fixed_large", t, x)
-        return Denoised(posterior.mean, log_variance.exp(), log_variance, x0, noise)
+        return Denoised(posterior.mean, log_variance.exp(), log_variance, x0)
 
     def training_losses(self, denoiser: Denoiser, x0: Tensor, t: Tensor, noise: Tensor) -> dict[str, Tensor]:
-        """The hybrid loss of each sample: the error of the noise, plus the variational bound for the variance alone.
+        """Compute the hybrid loss of each sample: the squared error of the noise plus the variational bound.
+
+        The bound trains the variance only: it has no gradient through the mean.
 
         Args:
-            denoiser: What is trained.
-            x0: (B, C, H, W) images or latents.
-            t: (B,) int64, as from :meth:`sample_times`.
-            noise: (B, C, H, W) standard normal.
+            denoiser: The network being trained.
+            x0: Images or latents (B, C, H, W).
+            t: Steps (B,) int64, as from :meth:`sample_times`.
+            noise: Standard normal noise (B, C, H, W).
 
         Returns:
-            {"loss", "mse", "vb"}, each (B,); loss = mse + vb, vb in bits per dimension and without gradient
-            through the mean. With a fixed variance {"loss", "mse"}.
+            {"loss", "mse", "vb"}, each (B,), with loss = mse + vb and vb in bits per dimension; {"loss", "mse"} with a
+            fixed variance.
 
         Raises:
-            ValueError: As :meth:`p_mean_variance`.
+            ValueError: As in :meth:`p_mean_variance`.
         """
         x = self.q_sample(x0, t, noise)
         output = self._evaluate(denoiser, x, t)
@@ -233,22 +226,22 @@ class GaussianDiffusion:
 
 def _check_steps(t: Tensor, x: Tensor) -> None:
     if t.dtype != torch.int64 or t.shape != x.shape[:1]:
-        raise ValueError(f"t is {t.dtype} of shape {tuple(t.shape)}: expected int64 of shape ({len(x)},)")
+        raise ValueError(f"t is {t.dtype} of shape {tuple(t.shape)}; expected int64 of shape ({len(x)},).")
 
 
 def gaussian_kl(mean1: Tensor, log_variance1: Tensor, mean2: Tensor, log_variance2: Tensor) -> Tensor:
-    """KL(N(mean1, exp(log_variance1)) || N(mean2, exp(log_variance2))) in nats, elementwise."""
+    """Return KL(N(mean1, exp(log_variance1)) || N(mean2, exp(log_variance2))) in nats, elementwise."""
     ratio = torch.exp(log_variance1 - log_variance2)
     distance = (mean1 - mean2).square() * torch.exp(-log_variance2)
     return 0.5 * (ratio + distance - 1 + log_variance2 - log_variance1)
 
 
 def discrete_log_likelihood(x: Tensor, *, mean: Tensor, log_std: Tensor) -> Tensor:
-    """Log-probability in nats, elementwise, of the 8-bit level of x under a Gaussian.
+    """Return the log-probability in nats, elementwise, of the 8-bit level of x under a Gaussian.
 
-    The level's bin is 2/255 wide; that of the least (-1) and of the greatest (1) level reaches to infinity. The
-    probability is kept at 1e-12 or above. As in the code of DDPM, Improved DDPM and DiT, the normal distribution
-    function is approximated by a tanh, to 3e-4.
+    Bins are 2/255 wide; the bins of the lowest (-1) and highest (1) level extend to infinity. Probabilities are clamped
+    at 1e-12. As in the code of DDPM, Improved DDPM and DiT, the normal distribution function is approximated by a tanh,
+    to 3e-4.
     """
     inverse_std = torch.exp(-log_std)
     upper = _normal_cdf(inverse_std * (x - mean + 1 / 255))

@@ -1,7 +1,7 @@
-"""The log-density that a denoiser's probability-flow ODE gives to data.
+"""Log-likelihood of data under the probability-flow ODE of a denoiser.
 
-Source: Song et al., "Score-Based Generative Modeling through Stochastic Differential Equations", arXiv 2011.13456,
-section 4.3; the trace by Hutchinson's estimator, Grathwohl et al., "FFJORD", arXiv 1810.01367.
+Sources: Song et al., "Score-Based Generative Modeling through Stochastic Differential Equations", arXiv 2011.13456,
+section 4.3; trace estimator: Grathwohl et al., "FFJORD", arXiv 1810.01367.
 """
 
 import math
@@ -9,9 +9,11 @@ import math
 import torch
 from torch import Tensor
 
+from lineardiff.generation.denoisers import Callback, Denoiser, check_start
 from lineardiff.generation.flow import Interpolant
-from lineardiff.generation.noise import Callback, Denoiser, check_start
-from lineardiff.generation.ode import OdeMethod, solve_ode
+from lineardiff.generation.flow_samplers import OdeMethod, solve_ode
+
+__all__ = ["log_likelihood"]
 
 
 def log_likelihood(
@@ -26,26 +28,26 @@ def log_likelihood(
     rtol: float = 1e-3,
     callback: Callback | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """log p(x) = log N(x_0; 0, 1) - the integral of the velocity's divergence from noise x_0 to data x.
+    """Return log p(x) = log N(x_0; 0, 1) - integral of div(velocity) dt, from noise x_0 to data x.
 
-    The divergence is estimated with one vector of random signs for each sample, the same all along the way, so
-    that the ODE is an ordinary one: the estimate is unbiased over the signs, and exact where the velocity's
-    Jacobian is diagonal. Average over several probes for less variance.
+    The divergence is estimated by Hutchinson's estimator with one vector of random signs per sample, fixed for the
+    integration. The estimate is unbiased over the signs and exact where the velocity's Jacobian is diagonal. Average
+    over several probes to reduce its variance.
 
     Args:
         interpolant: The path, and what the denoiser predicts.
-        denoiser: Differentiable in x; called with x (B, C, H, W) and t (B,) of x's type.
-        x: (B, C, H, W) data, float32 or float64, taken to stand at the last time of the interpolant's interval.
-        probe: (B, C, H, W) of -1 and 1, or the generator that draws them.
-        method, num_steps, atol, rtol, callback: As in :func:`~lineardiff.generation.ode.solve_ode`; with
-            "dopri5" a sample's value depends, within the tolerances, on the others of its batch.
+        denoiser: Differentiable in x; called with x (B, C, H, W) and t (B,), both of x's dtype.
+        x: Data (B, C, H, W), float32 or float64, taken to be at the last time of the interpolant's interval.
+        probe: Signs -1 and 1 of shape (B, C, H, W), or a generator to draw them from.
+        method, num_steps, atol, rtol, callback: As in :func:`solve_ode`. With "dopri5" the value of a sample depends,
+            within the tolerances, on the others in its batch.
 
     Returns:
-        log p(x) in nats, (B,); and the noise that the ODE takes x to, (B, C, H, W).
+        log p(x) in nats, (B,), and the noise to which the ODE takes x, (B, C, H, W).
 
     Raises:
         ImportError: torchdiffeq is not installed.
-        ValueError: A bad x, probe, method or number of steps.
+        ValueError: x, the probe, the method or the number of steps is invalid.
     """
     check_start(x)
     if isinstance(probe, torch.Generator):
@@ -53,7 +55,9 @@ def log_likelihood(
     elif probe.shape == x.shape:
         signs = probe.to(x)
     else:
-        raise ValueError(f"probe has shape {tuple(probe.shape)}, x has {tuple(x.shape)}: give equal shapes")
+        raise ValueError(
+            f"probe has shape {tuple(probe.shape)} but x has {tuple(x.shape)}; pass equal shapes."
+        )
 
     def derivative(t: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
         with torch.enable_grad():
@@ -75,5 +79,5 @@ def log_likelihood(
         callback=callback,
     )
     log_prior = -0.5 * (z.square() + math.log(2 * math.pi)).flatten(1).sum(1)
-    # integrated from data to noise, the change has the sign of that direction
+    # the integral runs from data to noise, which flips its sign
     return log_prior + change, z

@@ -1,1 +1,3 @@
-"""Everything that is diffusers': the pipeline, its schedulers, the autoencoder, and folders of samples."""
+"""Everything built on diffusers: the pipeline, schedulers, autoencoders and folders of samples."""
+
+__all__: list[str] = []  # import from the modules: diffusers takes seconds to load

@@ -1,4 +1,4 @@
-"""From class labels to images: the diffusers pipeline of DiT and SiT, through a VAE or in pixels."""
+"""The diffusers pipeline of DiT and SiT, from class labels to images, in latent or pixel space."""
 
 import importlib
 from collections.abc import Callable, Sequence
@@ -8,13 +8,17 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
+from lineardiff.generation.denoisers import Denoiser, check_name, guided
 from lineardiff.generation.diffusion import GaussianDiffusion
 from lineardiff.generation.flow import Interpolant
-from lineardiff.generation.guidance import guided
-from lineardiff.generation.noise import Denoiser, check_name
+from lineardiff.generation.flow_samplers import sample_ode, sample_sde
 from lineardiff.pipelines.autoencoder import LATENT_SCALE
-from lineardiff.pipelines.methods import METHODS, default_steps, sample_by_method
-from lineardiff.pipelines.schedulers import check_scheduler, sample_by_scheduler
+from lineardiff.pipelines.schedulers import (
+    DIFFUSION_METHODS,
+    check_scheduler,
+    sample_by_scheduler,
+    sample_diffusion,
+)
 
 try:
     from diffusers import AutoencoderKL, DiffusionPipeline, ImagePipelineOutput, ModelMixin, SchedulerMixin
@@ -24,29 +28,39 @@ try:
 except ImportError as error:
     raise ImportError("LinearDiffPipeline needs diffusers: pip install 'lineardiff[generate]'") from error
 
+__all__ = ["METHODS", "LinearDiffPipeline"]
+
+METHODS = {
+    "diffusion": DIFFUSION_METHODS,
+    "flow": ("ode-heun", "ode-euler", "ode-midpoint", "ode-dopri5", "sde-euler", "sde-heun"),
+}
+"""Sampling methods by objective, the default first."""
+
 OUTPUT_TYPES = ("pil", "np", "pt", "latent")
 
 StepCallback = Callable[["LinearDiffPipeline", int, Any, dict[str, Tensor]], dict[str, Tensor] | None]
 
 
 class LinearDiffPipeline(DiffusionPipeline):
-    """A DiT or SiT with what its samples need: saved, loaded and moved as any pipeline of diffusers. A scheduler or
-    VAE that is added later is saved after `register_modules(scheduler=...)`, not after an assignment.
+    """Pipeline for class-conditional image generation with DiT or SiT.
+
+    It is saved, loaded and moved like any pipeline of diffusers. To save a scheduler or VAE added later, register it
+    with `register_modules(scheduler=...)` instead of assigning it.
 
     Args:
-        transformer: ``transformer(x, t, labels)`` as :class:`lineardiff.models.dit.DiT`; its config names
+        transformer: ``transformer(x, t, labels)``, such as :class:`lineardiff.models.dit.DiT`. Its config states
             in_channels, sample_size, num_classes and class_dropout_prob.
-        vae: Turns latents (divided by 0.18215) into images. None: a network of 1 or 3 channels makes pixels in
-            [-1, 1], one of other channels gives latents only.
-        scheduler: Of diffusers (DDPM, DDIM, DPMSolverMultistep...; FlowMatchEulerDiscrete for flow), used where
-            a call names no method. None: the samplers of this package.
+        vae: Decodes latents (divided by 0.18215) to images. Without it a network with 1 or 3 channels generates pixels
+            in [-1, 1], and a network with other channels latents only.
+        scheduler: Scheduler of diffusers (DDPM, DDIM, DPMSolverMultistep, ...; FlowMatchEulerDiscrete for flow), used
+            by calls without a `method`.
         objective: What the network was trained on: "flow" or "diffusion".
-        path, prediction: Of flow, as :class:`Interpolant` takes them; unused by diffusion.
-        class_names: One for each label, in order, so that calls may name classes.
+        path, prediction: Of a flow, as in :class:`Interpolant`; unused by diffusion.
+        class_names: One name per label, in order, to let calls name classes.
 
     Raises:
-        ValueError: An unknown name, class names of another number than the classes, a VAE of other channels, or a
-            scheduler that does not fit the objective.
+        ValueError: A name is unknown, there is not one distinct class name per class, the VAE has other channels, or
+            the scheduler does not fit the objective.
     """
 
     model_cpu_offload_seq = "transformer->vae"
@@ -65,16 +79,16 @@ class LinearDiffPipeline(DiffusionPipeline):
     ) -> None:
         super().__init__()
         check_name("objective", objective, tuple(METHODS))
-        Interpolant(path=path, prediction=prediction)  # type: ignore[arg-type]  # refuses unknown names
+        Interpolant(path=path, prediction=prediction)  # type: ignore[arg-type]  # checks the names
         classes = transformer.config.num_classes
         if class_names is not None and not len(set(class_names)) == len(class_names) == classes:
             raise ValueError(
-                f"{len(class_names)} class_names: expected {classes} different ones, one a class"
+                f"{len(class_names)} class_names; expected {classes} different ones, one per class."
             )
         if vae is not None and vae.config.latent_channels != transformer.config.in_channels:
             raise ValueError(
-                f"the VAE's latents have {vae.config.latent_channels} channels, the transformer takes "
-                f"{transformer.config.in_channels}: give the VAE it was trained with, or none for pixels"
+                f"the VAE's latents have {vae.config.latent_channels} channels, but the transformer takes "
+                f"{transformer.config.in_channels}; pass the VAE it was trained with, or none for pixels."
             )
         self.register_modules(transformer=transformer, vae=vae, scheduler=scheduler)
         self.register_to_config(
@@ -88,9 +102,10 @@ class LinearDiffPipeline(DiffusionPipeline):
 
     @classmethod
     def download(cls, pretrained_model_name: str, **kwargs: Any) -> str:
-        """A repository of the Hugging Face hub, into the cache; :meth:`from_pretrained` calls it.
+        """Download a repository of the Hugging Face hub into the cache and return its folder.
 
-        diffusers' own method refuses repositories whose transformer is none of diffusers' classes.
+        Called by :meth:`from_pretrained`. Overridden because diffusers refuses repositories whose transformer is not
+        one of its own classes.
         """
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         options = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
@@ -98,10 +113,9 @@ class LinearDiffPipeline(DiffusionPipeline):
 
     @classmethod
     def load_config(cls, *args: Any, **kwargs: Any) -> Any:
-        """The content of model_index.json; :meth:`from_pretrained` calls it.
+        """Load model_index.json and import the modules of this package that it names.
 
-        diffusers takes classes only from itself and from modules that are imported already: the modules of this
-        package that the file names are imported here.
+        Called by :meth:`from_pretrained`. diffusers finds classes only in itself and in modules already imported.
         """
         config = super().load_config(*args, **kwargs)
         for part in config.values() if isinstance(config, dict) else ():
@@ -120,60 +134,67 @@ class LinearDiffPipeline(DiffusionPipeline):
         guidance_interval: tuple[float, float] | None = None,
         num_inference_steps: int | None = None,
         method: str | None = None,
+        eta: float = 0.0,
         generator: torch.Generator | list[torch.Generator] | None = None,
         latents: Tensor | None = None,
         output_type: str = "pil",
         callback_on_step_end: StepCallback | None = None,
         return_dict: bool = True,
     ) -> Any:
-        """Images of the given classes.
+        """Generate images of the given classes.
 
         Args:
-            class_labels: B labels or names of :attr:`class_names`, one for each image.
-            guidance_scale: Of classifier-free guidance; 1 is none.
-            guidance_channels: How many channels are guided; None all, 3 as DiT's and SiT's authors.
-            guidance_interval: (lowest, highest) time of guidance in the network's times: 0 to 999 from images to
-                noise of diffusion, 0 to 1 from noise to images of flow.
-            num_inference_steps: None: 250 for "ddpm" and "sde-...", 50 for the others and for schedulers, of
-                which "ode-heun", "ode-midpoint" and "sde-heun" evaluate the network twice a step. "ode-dopri5"
-                chooses its own steps.
-            method: A sampler of this package ("ddpm" or "ddim" of diffusion; "ode-euler", "ode-midpoint",
-                "ode-heun", "ode-dopri5", "sde-euler" or "sde-heun" of flow), see :func:`sample_by_method`. None:
-                the scheduler, or without one "ddpm" or "ode-heun".
-            generator: Of the noise; None takes torch's global one. A list has one for each image, and makes an
-                image independent of the others of its batch, except with "ode-dopri5", which chooses its
-                steps by the whole batch.
-            latents: (B, C, H, W) noise to start from; None draws it.
+            class_labels: B labels or names of :attr:`class_names`, one per image.
+            guidance_scale: Scale of classifier-free guidance; 1 disables it.
+            guidance_channels: Number of leading channels to guide, by default all; the DiT and SiT authors use 3.
+            guidance_interval: (lowest, highest) time at which to guide, in the network's times: 0 (images) to 999
+                (noise) for diffusion, 0 (noise) to 1 (images) for flow.
+            num_inference_steps: By default 250 for "ddpm" and "sde-...", and 50 for other methods and for schedulers.
+                "ode-heun", "ode-midpoint" and "sde-heun" evaluate the network twice per step. "ode-dopri5" chooses
+                its own steps.
+            method: "ddpm", "ddim" or "ddim-inverse" for diffusion (see :func:`sample_diffusion`); "ode-euler",
+                "ode-midpoint", "ode-heun", "ode-dopri5", "sde-euler" or "sde-heun" for flow (see :func:`sample_ode`
+                and :func:`sample_sde`; the SDEs use the diffusion "sigma" and the last step "mean", as in the SiT
+                authors' script). By default the scheduler is used, or without one "ddpm" or "ode-heun".
+                "ddim-inverse" takes clean images or latents as `latents` and returns noise.
+            eta: Noise of "ddim", from 0 (none) to 1.
+            generator: Generator of the noise, by default torch's global one. A list has one per image and makes each
+                image independent of the others in its batch, except with "ode-dopri5", whose steps depend on the
+                batch.
+            latents: Noise (B, C, H, W) to start from, by default drawn from the generator.
             output_type: "pil"; "np" (B, H, W, C) or "pt" (B, C, H, W), in [0, 1]; or "latent", (B, C, H, W) as
-                the network makes them.
-            callback_on_step_end: Called with (pipeline, step, time, tensors) after each step. With a scheduler
-                tensors holds "latents", and a dict that is returned may replace them; with the samplers of this
-                package it is empty.
-            return_dict: False returns (images,) instead of an ImagePipelineOutput.
+                generated by the network.
+            callback_on_step_end: Called with (pipeline, step, time, tensors) after each step. For diffusion and for
+                schedulers, tensors holds "latents", which a returned dict may replace; for flow methods it is empty.
+            return_dict: Whether to return an ImagePipelineOutput instead of the tuple (images,).
 
         Raises:
-            ValueError: Labels, names, sizes or a method that the pipeline does not know, a transformer in training
-                mode, or samples that are not finite.
+            ValueError: An argument is invalid, the transformer is in training mode, or the samples are not finite.
         """
         labels = self._labels(class_labels)
         if num_inference_steps is not None and not isinstance(num_inference_steps, int):
-            raise ValueError(f"num_inference_steps={num_inference_steps!r}: expected a whole number")
+            raise ValueError(f"num_inference_steps={num_inference_steps!r}; expected an integer.")
         check_name("output_type", output_type, OUTPUT_TYPES)
         config = self.transformer.config
         if output_type != "latent" and self.vae is None and not self.pixel_space:
             raise ValueError(
-                f"latents of {config.in_channels} channels need a VAE to become images: "
-                'load the pipeline with vae=..., or ask for output_type="latent"'
+                f"latents of {config.in_channels} channels need a VAE to become images; "
+                'load the pipeline with vae=..., or pass output_type="latent".'
             )
         if guidance_scale != 1 and config.class_dropout_prob == 0:
             raise ValueError(
-                f"guidance_scale={guidance_scale}: this network has no null label (class_dropout_prob=0); use 1"
+                f"guidance_scale={guidance_scale}, but this network has no null label (class_dropout_prob=0); use 1."
             )
         if self.transformer.training:
-            raise ValueError("the transformer is in training mode and would drop labels: call its eval()")
+            raise ValueError("the transformer is in training mode and would drop labels; call its eval().")
         if isinstance(generator, list) and len(generator) != len(labels):
             raise ValueError(
-                f"{len(generator)} generators for {len(labels)} images: give one each, or one for all"
+                f"{len(generator)} generators for {len(labels)} images; pass one per image, or one for all."
+            )
+
+        if method == "ddim-inverse" and (latents is None or output_type != "latent"):
+            raise ValueError(
+                'method "ddim-inverse" turns latents into noise; pass latents=... and output_type="latent".'
             )
 
         x = self._start(latents, len(labels), generator)
@@ -185,13 +206,47 @@ class LinearDiffPipeline(DiffusionPipeline):
             channels=guidance_channels,
             interval=guidance_interval,
         )
-        if method is None and self.scheduler is not None:
-            x = self._sample_by_scheduler(denoiser, x, num_inference_steps, generator, callback_on_step_end)
-        else:
-            x = self._sample(denoiser, x, num_inference_steps, method, generator, callback_on_step_end)
+        if method is None and self.scheduler is None:
+            method = METHODS[self.config.objective][0]
+        if method is not None:
+            check_name(f"method of {self.config.objective}", method, METHODS[self.config.objective])
+        if num_inference_steps is None and method != "ode-dopri5":
+            num_inference_steps = 250 if method is not None and method.startswith(("ddpm", "sde")) else 50
+        if eta != 0 and method != "ddim":
+            raise ValueError(f'eta={eta} applies to method="ddim" only; leave it at 0.')
+        # dopri5 reports its progress in percent
+        with self.progress_bar(total=num_inference_steps or 100) as bar:
+            if self.config.objective == "flow" and method is not None:
+                x = self._sample_flow(
+                    denoiser, x, method, num_inference_steps, generator, bar, callback_on_step_end
+                )
+            else:
+                assert num_inference_steps is not None
+
+                def step_end(step: int, time: Tensor, x: Tensor) -> Tensor:
+                    bar.update(min(1, bar.total - bar.n))
+                    if callback_on_step_end is None:
+                        return x
+                    return (callback_on_step_end(self, step, time, {"latents": x}) or {}).get("latents", x)
+
+                options: dict[str, Any] = {
+                    "num_steps": num_inference_steps,
+                    "generator": generator,
+                    "step_end": step_end,
+                }
+                if method is None:
+                    self._check_scheduler()
+                    x = sample_by_scheduler(self.scheduler, denoiser, x, **options)
+                else:
+                    variance = "learned_range" if self._learned_variance else "fixed_large"
+                    clips = self.pixel_space and method != "ddim-inverse"
+                    diffusion = GaussianDiffusion(variance=variance)  # type: ignore[arg-type]
+                    x = sample_diffusion(
+                        diffusion, denoiser, x, method=method, eta=eta, clip_denoised=clips, **options
+                    )
         if not x.isfinite().all():
             raise ValueError(
-                "the samples are not finite: the network has diverged, or overflows in low precision (try float32)"
+                "the samples are not finite: the network has diverged, or overflows in low precision (try float32)."
             )
         images = self._decode(x, output_type)
         self.maybe_free_model_hooks()
@@ -199,17 +254,17 @@ class LinearDiffPipeline(DiffusionPipeline):
 
     @property
     def class_names(self) -> list[str] | None:
-        """The names that calls may use, by label."""
+        """Class names by label, which calls may use."""
         return self.config.class_names
 
     @property
     def pixel_space(self) -> bool:
-        """Whether the network makes images itself."""
+        """Whether the network generates pixels."""
         return self.vae is None and self.transformer.config.in_channels in (1, 3)
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
-        """(C, H, W) of the noise of one image."""
+        """Shape (C, H, W) of the noise of one image."""
         config = self.transformer.config
         size = config.sample_size
         height, width = (size, size) if isinstance(size, int) else size
@@ -223,8 +278,8 @@ class LinearDiffPipeline(DiffusionPipeline):
         config, flow = self.config, self.config.objective == "flow"
         if flow and (config.path, config.prediction) != ("linear", "velocity"):
             raise ValueError(
-                f"a scheduler of diffusers needs path 'linear' and prediction 'velocity', this model has "
-                f"{config.path!r} and {config.prediction!r}: sample by {', '.join(METHODS['flow'])}"
+                f"a scheduler of diffusers needs path 'linear' and prediction 'velocity', but this model has "
+                f"{config.path!r} and {config.prediction!r}; use a method: {', '.join(METHODS['flow'])}."
             )
         check_scheduler(
             self.scheduler, flow=flow, clips=self.pixel_space, learned_variance=self._learned_variance
@@ -232,7 +287,7 @@ class LinearDiffPipeline(DiffusionPipeline):
 
     def _labels(self, given: Sequence[int | str]) -> Tensor:
         if isinstance(given, str) or not len(given):
-            raise ValueError(f"class_labels={given!r}: expected a list with one label for each image")
+            raise ValueError(f"class_labels={given!r}; expected a list with one label per image.")
         names = {name: label for label, name in enumerate(self.class_names or ())}
         classes = self.transformer.config.num_classes
         labels = []
@@ -242,8 +297,8 @@ class LinearDiffPipeline(DiffusionPipeline):
             if not 0 <= known < classes:
                 few = ", ".join(map(repr, list(names)[:5])) + (", ..." if len(names) > 5 else "")
                 raise ValueError(
-                    f"unknown class {label!r}: expected 0 to {classes - 1}"
-                    + (f" or a name of {few}" if names else ", as the pipeline has no class names")
+                    f"unknown class {label!r}; expected 0 to {classes - 1}"
+                    + (f" or one of {few}." if names else "; the pipeline has no class names.")
                 )
             labels.append(known)
         return torch.tensor(labels, device=self._execution_device)
@@ -254,31 +309,27 @@ class LinearDiffPipeline(DiffusionPipeline):
             return randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
         if latents.shape != shape:
             raise ValueError(
-                f"latents have shape {tuple(latents.shape)}: expected {shape}, noise for each label"
+                f"latents have shape {tuple(latents.shape)}; expected {shape}, noise for each label."
             )
         return latents.to(device, torch.promote_types(latents.dtype, torch.float32))
 
     def _predict(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
         answer = self.transformer(x.to(self.transformer.dtype), t, labels, return_dict=False)[0].to(x.dtype)
-        # of flow the network is trained without a variance
+        # a flow has no variance to learn
         return answer[:, : x.shape[1]] if self.config.objective == "flow" else answer
 
-    def _sample(
+    def _sample_flow(
         self,
         denoiser: Denoiser,
         x: Tensor,
+        method: str,
         num_steps: int | None,
-        method: str | None,
         generator: Any,
+        bar: Any,
         callback: StepCallback | None,
     ) -> Tensor:
-        config = self.config
-        method = METHODS[config.objective][0] if method is None else method
-        process: GaussianDiffusion | Interpolant
-        if config.objective == "flow":
-            process = Interpolant(path=config.path, prediction=config.prediction)
-        else:
-            process = GaussianDiffusion(variance="learned_range" if self._learned_variance else "fixed_large")
+        interpolant = Interpolant(path=self.config.path, prediction=self.config.prediction)
+        kind, _, solver = method.partition("-")
         time = x.new_zeros(())
 
         def timed(x: Tensor, t: Tensor) -> Tensor:
@@ -289,51 +340,18 @@ class LinearDiffPipeline(DiffusionPipeline):
         def noise(step: int) -> Tensor:
             return randn_tensor(x.shape, generator=generator, device=x.device, dtype=x.dtype)
 
-        # dopri5 tells its progress in percent
-        with self.progress_bar(total=num_steps or default_steps(method) or 100) as bar:
-            done = 0
+        def report(step: int, total: int) -> None:
+            bar.update(step - bar.n)
+            if callback is not None and (callback(self, step - 1, time, {}) or {}):
+                raise ValueError(
+                    "callback_on_step_end returned tensors, which flow methods do not take; use a scheduler, or "
+                    "return {}."
+                )
 
-            def report(step: int, total: int) -> None:
-                nonlocal done
-                bar.update(step - done)
-                done = step
-                if callback is not None and (callback(self, step - 1, time, {}) or {}):
-                    raise ValueError(
-                        "callback_on_step_end returned tensors, which only schedulers take: set one, or return {}"
-                    )
-
-            return sample_by_method(
-                process,
-                timed,
-                x,
-                method=method,
-                noise=noise,
-                num_steps=num_steps,
-                clip_denoised=self.pixel_space,
-                callback=report,
-            )
-
-    def _sample_by_scheduler(
-        self,
-        denoiser: Denoiser,
-        x: Tensor,
-        num_steps: int | None,
-        generator: Any,
-        callback: StepCallback | None,
-    ) -> Tensor:
-        self._check_scheduler()
-        num_steps = 50 if num_steps is None else num_steps
-        with self.progress_bar(total=num_steps) as bar:
-
-            def step_end(step: int, timestep: Tensor, x: Tensor) -> Tensor:
-                bar.update(min(1, num_steps - bar.n))
-                if callback is None:
-                    return x
-                return (callback(self, step, timestep, {"latents": x}) or {}).get("latents", x)
-
-            return sample_by_scheduler(
-                self.scheduler, denoiser, x, num_steps=num_steps, generator=generator, step_end=step_end
-            )
+        options: dict[str, Any] = {"method": solver, "num_steps": num_steps, "callback": report}
+        if kind == "ode":
+            return sample_ode(interpolant, timed, x, **options)
+        return sample_sde(interpolant, timed, x, noise=noise, diffusion_form="sigma", **options)
 
     def _decode(self, x: Tensor, output_type: str) -> Any:
         if output_type == "latent":

@@ -18,7 +18,8 @@ from lineardiff.data.latents import Latents, open_latents, sample_moments
 from lineardiff.device import autocast
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
 from lineardiff.models import create_dit
-from lineardiff.pipelines.autoencoder import LATENT_SCALE, fingerprint_of, load_vae
+from lineardiff.pipelines.autoencoder import LATENT_SCALE, fingerprint_of
+from lineardiff.pipelines.pretrained import load_vae
 from lineardiff.recipes import GenerationRecipe
 
 if TYPE_CHECKING:

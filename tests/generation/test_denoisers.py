@@ -65,9 +65,9 @@ def test_bad_arguments() -> None:
     ):
         with pytest.raises(ValueError, match=words):
             guided(network, LABELS, null_label=9, scale=2.0, **arguments)
-    with pytest.raises(ValueError, match="one class for each sample"):
+    with pytest.raises(ValueError, match="one class per sample"):
         guided(network, LABELS[:, None], null_label=9, scale=2.0)
     with pytest.raises(ValueError, match="x has 4 channels"):
         guided(network, LABELS, null_label=9, scale=2.0, channels=5)(X, T)
-    with pytest.raises(ValueError, match="x holds 1 samples, there are 2 labels"):
+    with pytest.raises(ValueError, match="x has 1 samples but there are 2 labels"):
         guided(network, LABELS, null_label=9, scale=2.0)(X[:1], T[:1])
