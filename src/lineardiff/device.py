@@ -24,14 +24,17 @@ def choose_device(name: str | None = None) -> torch.device:
     """Return the device called `name`, by default the accelerator if there is one, else the CPU.
 
     Raises:
-        ValueError: The device is not available.
+        ValueError: The device is not available or computes nothing.
     """
     if name is None:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
-        return torch.empty(0, device=name).device
+        device = torch.empty(0, device=name).device
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {name!r} is not available: {error}") from error
+    if device.type == "meta":
+        raise ValueError(f"device {name!r} computes nothing; choose cpu or an accelerator such as cuda:0.")
+    return device
 
 
 def cpu_cores() -> int | None:

@@ -1,5 +1,6 @@
-"""What is measured, what is left out and why, and where one becomes faster than another."""
+"""What is measured, what is not run and why, and the crossover."""
 
+import csv
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -8,32 +9,19 @@ from pathlib import Path
 
 import pytest
 import torch
+from bench_support import FakeClock, bench_row
 from torch import Tensor
 
+from lineardiff.bench import attention
 from lineardiff.bench.attention import Limits, measure_attention
 from lineardiff.bench.candidates import SDPA, Candidate, Shape, op_candidates
-from lineardiff.bench.rows import (
-    EXTRAPOLATED,
-    MEASURED,
-    Row,
-    crossover,
-    crossovers,
-    read_rows,
-    write_rows,
-)
+from lineardiff.bench.rows import EXTRAPOLATED, MEASURED, Row, busy, crossover, crossovers, write_rows
 
 FAST = Limits(rounds=2, seconds=0.0)
 
 
-def row(candidate: str, N: int, ms: float | None, status: str = MEASURED, **other: object) -> Row:
-    base = Row(
-        "op", "forward", "float32", B=1, heads=2, N=N, d=64, n=49, candidate=candidate, status=status, ms=ms
-    )
-    return replace(base, **other)
-
-
 def rows_of(times: Callable[[int], float], candidate: str, sizes: Sequence[int]) -> list[Row]:
-    return [row(candidate, N, times(N)) for N in sizes]
+    return [bench_row(candidate, N, times(N)) for N in sizes]
 
 
 def sleeper(name: str, seconds: Callable[[int], float], *, quadratic: bool = False) -> Candidate:
@@ -79,8 +67,10 @@ def test_curves_that_do_not_cross() -> None:
 
 
 def test_the_last_crossing_counts_and_only_measured_times_do() -> None:
-    sdpa = [row(SDPA, N, 1.0) for N in (10, 100, 1000, 10000)]
-    other = [row("x", N, ms) for N, ms in zip((10, 100, 1000, 10000), (0.5, 2.0, 0.5, 0.5), strict=True)]
+    sdpa = [bench_row(SDPA, N, 1.0) for N in (10, 100, 1000, 10000)]
+    other = [
+        bench_row("x", N, ms) for N, ms in zip((10, 100, 1000, 10000), (0.5, 2.0, 0.5, 0.5), strict=True)
+    ]
     at = crossover(sdpa + other, "x")
     assert at is not None
     assert at.N == pytest.approx(math.sqrt(100 * 1000))
@@ -89,9 +79,14 @@ def test_the_last_crossing_counts_and_only_measured_times_do() -> None:
 
 
 def test_crossovers_are_of_one_series_each() -> None:
-    rows = [row(SDPA, 10, 1.0), row(SDPA, 100, 4.0), row("x", 10, 2.0), row("x", 100, 2.0)]
+    rows = [
+        bench_row(SDPA, 10, 1.0),
+        bench_row(SDPA, 100, 4.0),
+        bench_row("x", 10, 2.0),
+        bench_row("x", 100, 2.0),
+    ]
     rows += [replace(r, dtype="bfloat16", ms=r.ms if r.candidate == SDPA else 9.0) for r in rows]
-    rows += [row(SDPA, 10, 1.0, heads=7), row("x", 10, 2.0, heads=7)]  # one N: nothing to cross
+    rows += [bench_row(SDPA, 10, 1.0, heads=7), bench_row("x", 10, 2.0, heads=7)]  # one N: nothing to cross
     found = crossovers(rows)
     assert [(f["dtype"], f["heads"], f["text"]) for f in found] == [
         ("float32", 2, "32"),
@@ -99,29 +94,38 @@ def test_crossovers_are_of_one_series_each() -> None:
     ]
 
 
-def test_rows_read_back_as_written(tmp_path: Path) -> None:
-    rows = [
-        row(
-            SDPA,
-            49,
-            0.125,
-            low_ms=0.12,
-            high_ms=0.13,
-            rounds=9,
-            peak_mib=0.5,
-            ratio=1.0,
-            ratio_status=MEASURED,
-        ),
-        row("vca-portable", 49, None, "not run: a call would take 12.0 s, more than 10"),
-    ]
-    write_rows(tmp_path / "bench.csv", rows)
-    assert read_rows(tmp_path / "bench.csv") == rows
-    assert (
-        (tmp_path / "bench.csv")
-        .read_text()
-        .splitlines()[0]
-        .startswith("level,mode,dtype,B,heads,N,d,n,candidate")
+def test_the_file_holds_the_rows(tmp_path: Path) -> None:
+    measured = bench_row(
+        SDPA, 49, 0.125, low_ms=0.12, high_ms=0.13, rounds=9, ratio=1.0, ratio_status=MEASURED
     )
+    write_rows(tmp_path / "op.csv", [measured, bench_row("x", 49, None, "not run: out of time")])
+    with open(tmp_path / "op.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert list(first)[:5] == ["level", "mode", "dtype", "threads", "B"]
+    assert (first["candidate"], first["ms"], first["high_ms"], first["rounds"]) == (
+        "sdpa",
+        "0.125",
+        "0.13",
+        "9",
+    )
+    assert (first["size"], first["peak_mib"]) == ("", "")
+    assert (second["status"], second["ms"], second["ratio"]) == ("not run: out of time", "", "")
+
+
+@pytest.mark.parametrize(
+    ("spreads", "expected"),
+    [
+        ([0.2] * 10, (False, 0, 10)),
+        ([0.3] + [0.1] * 9, (False, 1, 10)),
+        ([0.3] * 2 + [0.1] * 8, (True, 2, 10)),
+    ],
+)
+def test_a_machine_is_busy_when_more_than_a_tenth_of_the_rows_vary(
+    spreads: list[float], expected: tuple[bool, int, int]
+) -> None:
+    rows = [bench_row("x", 4, 2.0, low_ms=2.0, high_ms=2.0 + 2.0 * spread) for spread in spreads]
+    load = busy([*rows, bench_row("x", 4, None, "not run: out of time")])
+    assert (load["busy"], load["disturbed"], load["measured"]) == expected
 
 
 def test_times_and_ratios_of_known_calls() -> None:
@@ -167,11 +171,44 @@ def test_a_ratio_to_an_extrapolated_time_says_so_and_small_n_are_not_extrapolate
     assert (found["x", 1024].status, found["x", 1024].ratio) == (MEASURED, None)
 
 
-def test_the_first_size_has_no_other_to_be_predicted_from() -> None:
-    limits = Limits(rounds=2, seconds=0.0, call_seconds=0.1)
-    found = measured([sleeper(SDPA, lambda N: 0.0), sleeper("x", lambda N: 0.15)], [4], limits)
-    assert found["x", 4].status.startswith("not run: a call takes ")
-    assert found[SDPA, 4].status == MEASURED
+@pytest.mark.parametrize("N", [4, 2**20])
+def test_a_trial_predicts_the_first_size(N: int) -> None:
+    made: list[int] = []
+    slow = sleeper("x", lambda N: made.append(N) or 0.15)
+    found = measured([slow], [N], Limits(rounds=2, seconds=0.0, call_seconds=0.1))
+    assert found["x", N].status.startswith("not run: a call would take ")
+    assert made == [min(N, 1024)] * 2
+
+
+@pytest.mark.parametrize("slowdown", [1, 8])
+def test_quick_ends_within_three_minutes_on_a_busy_machine(
+    slowdown: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = FakeClock(monkeypatch)
+    monkeypatch.setattr(attention, "can_measure", lambda device: True)
+    # The process that measures memory stalls as well, up to the limit it is given.
+    monkeypatch.setattr(
+        attention,
+        "peak_memory",
+        lambda *call, limit, **options: clock.advance(min(limit, 2.0 * slowdown)) or 0,
+    )
+
+    def build(shape: Shape, *where: object) -> tuple[Callable[..., Tensor], list[Tensor]]:
+        # After the first sizes everything becomes slower than predicted from them.
+        pace = slowdown if shape.N > 1024 else 1
+        return lambda q, *rest: clock.advance(pace * 1e-3 * shape.N) or q * 1, []
+
+    candidates = [Candidate(name, "op", build) for name in (SDPA, "x", "y")]
+    limits = replace(Limits.quick(), memory=None)
+    sizes = (49, 196, 1024, 2048, 4096, 16384, 65536)
+    found = measured(
+        candidates, sizes, limits, memory=True, modes=["forward", "train"], dtypes=[torch.float32]
+    )
+    assert clock.now < 180 - 30  # imports and the figure come on top
+    assert found[SDPA, 49].status == MEASURED
+    assert found["y", 65536].status.startswith("not run: ")
+    if slowdown > 1:
+        assert "not run: out of time" in {row.status for row in found.values()}
 
 
 def test_memory_and_time_have_limits() -> None:
@@ -207,14 +244,14 @@ def test_training_differentiates_to_inputs_and_parameters() -> None:
     candidate = Candidate("x", "op", build)
     measured([candidate], [4], modes=["train"])
     assert all(seen["inputs"])
-    assert len(seen["weight"]) == 5  # the first call, two before the rounds, two rounds
+    assert len(seen["weight"]) == 6  # two trial calls, two before the rounds, two rounds
     seen.clear()
     measured([candidate], [4], modes=["forward"])
     assert "weight" not in seen
     assert not any(seen["inputs"])
 
 
-@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="Linux alone tells the peak of a process")
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs Linux")
 def test_peak_memory_of_the_op_holds_its_output_and_grows_with_n() -> None:
     shapes = [Shape(1, 2, N, 64, 49) for N in (1024, 4096)]
     options = {"modes": ["forward"], "dtypes": [torch.float32], "limits": FAST}

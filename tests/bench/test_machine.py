@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from lineardiff.bench import environment
-from lineardiff.bench.machine import cpu_name, memory_bytes
+from lineardiff.bench import describe_machine, machine
+from lineardiff.bench.machine import cpu_name, machine_line, machine_table, memory_bytes
 
 
-def test_what_is_recorded_of_a_machine() -> None:
-    about = environment(("torch", "no-such-package"))
+def test_what_is_recorded_of_a_machine(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "PACKAGES", ("torch", "no-such-package"))
+    about = describe_machine()
     assert json.loads(json.dumps(about)) == about
     assert about["threads"] == torch.get_num_threads()
     assert about["capability"] == torch.backends.cpu.get_cpu_capability()
@@ -20,6 +21,10 @@ def test_what_is_recorded_of_a_machine() -> None:
         "torch": metadata.version("torch"),
         "no-such-package": None,
     }
+    line = machine_line(about)
+    assert f"torch {metadata.version('torch')}" in line
+    assert "no-such-package" not in line
+    assert dict(machine_table(about))["threads"] == str(torch.get_num_threads())
 
 
 def test_the_name_of_the_cpu_and_the_limit_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from lineardiff.bench.memory import CallFailed, can_measure, peak_memory
 CPU = torch.device("cpu")
 MIB = 2**20
 
-pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="Linux alone tells the peak of a process")
+pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="needs Linux")
 
 
 def inputs_and_call(inputs_mib: int, *peaks_mib: int) -> Callable[[], object]:
@@ -45,25 +45,25 @@ def waiting_call() -> Callable[[], object]:
     return lambda: time.sleep(60)
 
 
-def test_it_is_the_largest_need_beyond_the_inputs() -> None:
+def test_the_peak_is_the_largest_allocation_beyond_the_inputs() -> None:
     held_here = torch.ones(400 * MIB // 4)  # of this process, not of the one that is measured
     peak = peak_memory(partial(inputs_and_call, 100, 30, 80, 10), device=CPU)
     assert 80 * MIB <= peak < 84 * MIB
     assert held_here[0] == 1
 
 
-def test_what_goes_wrong_in_the_process_is_told() -> None:
+def test_failures_in_the_process_are_reported() -> None:
     with pytest.raises(CallFailed, match="^RuntimeError: no such kernel$"):
         peak_memory(partial(failing_call, "raises"), device=CPU)
-    with pytest.raises(CallFailed, match="its process ended with 9$"):
+    with pytest.raises(CallFailed, match="its process exited with code 9$"):
         peak_memory(partial(failing_call, "exits"), device=CPU)
-    with pytest.raises(CallFailed, match="ended with -9, killed for want of memory"):
+    with pytest.raises(CallFailed, match="exited with code -9, probably out of memory"):
         peak_memory(partial(failing_call, "is killed"), device=CPU)
-    with pytest.raises(CallFailed, match="not done after 1 s"):
+    with pytest.raises(CallFailed, match="no result after 1 s"):
         peak_memory(waiting_call, device=CPU, limit=1.0)
 
 
-def test_systems_that_tell_no_peak(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_devices_without_a_peak(monkeypatch: pytest.MonkeyPatch) -> None:
     assert can_measure(CPU)
     assert can_measure(torch.device("cuda"))
     assert not can_measure(torch.device("mps"))

@@ -1,15 +1,16 @@
 from pathlib import Path
 
 import pytest
+from bench_support import bench_row
 from matplotlib.figure import Figure
 
-from lineardiff.bench import plot_attention_speed
+from lineardiff.bench.plot import plot_attention_speed
 from lineardiff.bench.rows import EXTRAPOLATED, MEASURED, Row
 
 
 def row(candidate: str, N: int, ms: float, status: str = MEASURED, mode: str = "forward") -> Row:
     spread = {} if status == EXTRAPOLATED else {"low_ms": 0.9 * ms, "high_ms": 1.2 * ms}
-    return Row("op", mode, "float32", 1, 2, N, 64, 49, candidate, status, ms=ms, **spread)
+    return bench_row(candidate, N, ms, status, mode=mode, **spread)
 
 
 ROWS = [

@@ -2,6 +2,7 @@ import time
 
 import pytest
 import torch
+from bench_support import FakeClock
 
 from lineardiff.bench.timing import interleaved
 
@@ -16,14 +17,12 @@ def test_calls_take_turns_and_the_order_turns_round() -> None:
 
 
 def test_medians_and_quartiles_are_of_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
-    now = 0.0
+    clock = FakeClock(monkeypatch)
     durations = iter([9.0, 0.5, *[1.0] * 2, *[5.0] * 2, *[3.0] * 2, *[2.0] * 2, *[4.0] * 2])
 
     def call() -> None:
-        nonlocal now
-        now += next(durations)
+        clock.advance(next(durations))
 
-    monkeypatch.setattr(time, "perf_counter", lambda: now)
     timing = interleaved({"a": call}, rounds=5, seconds=1.0)["a"]  # 2 calls of 0.5 s fit in a second
     assert timing == (3.0, 2.0, 4.0, 5)
 
@@ -33,6 +32,29 @@ def test_a_limit_ends_the_rounds_after_three() -> None:
     assert interleaved(slow, rounds=9, limit=0.0)["slow"].rounds == 3
     assert interleaved(slow, rounds=4, limit=10.0)["slow"].rounds == 4
     assert 0.02 <= interleaved(slow, rounds=3)["slow"].median < 1.0
+
+
+def test_no_call_begins_after_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    calls = {"a": lambda: clock.advance(1.0), "b": lambda: clock.advance(2.0)}
+    timings = interleaved(calls, rounds=9, deadline=10.5)  # 6 s before the rounds, then a b b
+    assert {name: timing.rounds for name, timing in timings.items()} == {"b": 2}
+    assert clock.now == 11.0
+    assert interleaved(calls, rounds=9, deadline=clock.now) == {}
+    assert clock.now == 11.0
+
+
+def test_preparation_is_not_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock(monkeypatch)
+    prepared: list[str] = []
+
+    def before(name: str) -> None:
+        prepared.append(name)
+        clock.advance(100.0)
+
+    timings = interleaved({"a": lambda: clock.advance(1.0)}, rounds=2, before=before, warm_up=False)
+    assert timings["a"].median == 1.0
+    assert prepared == ["a"] * 3
 
 
 def test_one_round_has_no_spread() -> None:

@@ -58,7 +58,7 @@ class Page(HTMLParser):
 
 def speed(median: float) -> dict:
     spread = {"median": median, "low": median - 10, "high": median + 20}
-    return spread | {"rounds": 9, "mode": "inference", "batch_size": 100, "threads": 2, "device": "cpu"}
+    return spread | {"rounds": 9, "mode": "forward", "batch_size": 100, "threads": 2, "device": "cpu"}
 
 
 def comparison(first: str, second: str, top1: float, p_value: float) -> dict:
@@ -99,7 +99,12 @@ def results(**changes: object) -> dict:
         },
         "scaling": [{"image_size": 64, "patches": 256, "arms": scaled}],
         "recipe": {"image_size": 32, "epochs": 5, "betas": [0.9, 0.999], "clip_grad": None},
-        "environment": {"threads": 2, "gpus": [], "memory_gib": None, "versions": {"torch": "2.14.1"}},
+        "environment": {
+            "threads": 2,
+            "accelerators": [],
+            "memory_gib": None,
+            "versions": {"torch": "2.14.1"},
+        },
         "command": "lineardiff demo",
         **changes,
     }
@@ -204,7 +209,7 @@ def test_every_field_of_the_recipe_and_the_environment_is_there() -> None:
         assert field in text
     assert "torch\n2.14.1" in text.replace(" ", "") or "torch2.14.1" in text
     assert "memory gibunknown" in text
-    assert "gpusnone" in text
+    assert "acceleratorsnone" in text
 
 
 def test_the_text_table_holds_every_number_and_its_markdown_the_medians() -> None:

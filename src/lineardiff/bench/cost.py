@@ -1,4 +1,4 @@
-"""What a model costs on paper: its parameters and the multiply-adds of one image."""
+"""Parameters and multiply-adds of a model."""
 
 import copy
 from collections.abc import Sequence
@@ -7,9 +7,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+__all__ = ["multiply_adds", "parameters"]
+
 
 def parameters(model: nn.Module) -> int:
-    """Number of learned values of the model, each shared one counted once."""
+    """Return the number of learned values of a model; a shared parameter counts once."""
     return sum(parameter.numel() for parameter in model.parameters())
 
 
@@ -20,20 +22,19 @@ def multiply_adds(
     in_chans: int = 3,
     conditions: Sequence[Tensor] = (),
 ) -> int:
-    """Multiply-adds of one forward pass with one image, as the papers count them (their "FLOPs").
+    """Return the multiply-adds of one forward pass on one image, which papers report as "FLOPs".
 
-    Convolutions and every matrix product count, those of attention included; softmax, norms and activations
-    do not.
+    Convolutions and matrix products count, those of attention included; softmax, norms and activations do not.
 
     Args:
-        model: Takes images (1, in_chans, height, width). It is left as it is: the count runs on a copy.
-        image_size: Pixels of a side, or (height, width).
+        model: Takes images (1, in_chans, height, width). The count runs on a copy.
+        image_size: Pixels per side, or (height, width).
         in_chans: Channels of the image.
-        conditions: What the model takes beside the image, such as the time (1,) and the label (1,) of a DiT.
+        conditions: Further inputs of the model, such as the time (1,) and the label (1,) of a DiT.
     """
     height, width = (image_size, image_size) if isinstance(image_size, int) else image_size
-    # On the meta device nothing is computed, and fused attention, which the counter does not see on a CPU, is
-    # taken apart into the matrix products it stands for.
+    # Nothing is computed on the meta device, and attention is decomposed into its matrix products: on a CPU the
+    # counter does not see scaled_dot_product_attention.
     twin = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
     with torch.no_grad(), FlopCounterMode(display=False) as counter:
         image = torch.empty(1, in_chans, height, width, device="meta")

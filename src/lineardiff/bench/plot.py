@@ -8,30 +8,31 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from lineardiff.bench.candidates import SDPA
-from lineardiff.bench.rows import EXTRAPOLATED, MEASURED, Row, crossover, series
+from lineardiff.bench.rows import EXTRAPOLATED, MEASURED, SDPA, Row, crossover, series
 
-# Okabe and Ito without their yellow, which is hard to see on white; SDPA is black.
+__all__ = ["plot_attention_speed"]
+
+# The palette of Okabe and Ito without yellow, which is hard to see on white; SDPA is black.
 COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c6d31")
 MARKERS = "os^DvP<>X"
 
 
 def plot_attention_speed(rows: Sequence[Row], *, panel_width: float = 5.5) -> Figure:
-    """Draw milliseconds over N, a panel for each level, mode, type and series of shapes with at least two N.
+    """Draw milliseconds over N, with a panel for each level, mode, type and series of shapes with at least two N.
 
-    Lines are medians, bands quartiles; a dashed line is extrapolated; a dotted upright marks the N from which a
-    candidate stays faster than `scaled_dot_product_attention`.
+    Lines are medians and bands quartiles. A dashed line is extrapolated; a dotted vertical line marks the N from which
+    a candidate stays faster than `scaled_dot_product_attention`.
 
     Args:
-        rows: Of :func:`lineardiff.evaluate.measure_attention`.
-        panel_width: Inches.
+        rows: Rows of :func:`lineardiff.bench.measure_attention`.
+        panel_width: Width of a panel in inches.
 
     Raises:
-        ValueError: No series holds two N.
+        ValueError: No series has two N.
     """
     panels = {key: part for key, part in series(rows).items() if len(_timed_tokens(part)) > 1}
     if not panels:
-        raise ValueError("a plot over N needs times at two N or more; measure more sizes")
+        raise ValueError("a figure over N needs times at two N or more; measure more sizes.")
     names = list(dict.fromkeys(row.candidate for row in rows))
     others = [name for name in names if name != SDPA]
     styles = {
@@ -78,12 +79,12 @@ def _draw(panel: Axes, rows: list[Row], name: str, color: str, marker: str) -> N
 
 
 def _columns(rows: Sequence[Row]) -> tuple[list[float], ...]:
-    """N, median, first and third quartile; nan where there is none."""
-    values = [(row.N, row.ms, row.low_ms, row.high_ms) for row in sorted(rows, key=lambda row: row.N)]
+    """Return N, median, first and third quartile; nan where there is none."""
+    values = sorted((row.N or 0, row.ms, row.low_ms, row.high_ms) for row in rows)
     return tuple(
         [math.nan if x is None else float(x) for x in column] for column in zip(*values, strict=True)
     )
 
 
-def _timed_tokens(rows: Sequence[Row]) -> set[int]:
+def _timed_tokens(rows: Sequence[Row]) -> set[int | None]:
     return {row.N for row in rows if row.ms is not None}

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from lineardiff.bench import environment, images_per_second, multiply_adds, parameters
+from lineardiff.bench import describe_machine, images_per_second, multiply_adds, parameters
 from lineardiff.data import ImageSplit, Transform, eval_transform
 from lineardiff.device import choose_device
 from lineardiff.evaluate import agreement, paired_difference, predict
@@ -27,7 +27,6 @@ SIGNIFICANCE = 0.05
 """A difference whose exact McNemar p-value is at least this is reported as within noise."""
 
 _EXAMPLES = 6  # per group in the report
-_PACKAGES = ("lineardiff", "torch", "timm", "torchvision", "accelerate")
 
 
 @dataclass(frozen=True)
@@ -116,7 +115,7 @@ def compare_models(
         batch_size=recipe.batch_size,
         seconds=seconds,
     )
-    speeds = {"train": speed_of(mode="training"), "forward": speed_of(mode="inference")}
+    speeds = {"train": speed_of(mode="train"), "forward": speed_of(mode="forward")}
     pairs = list(itertools.combinations(models, 2))[::-1]
     return {
         "arms": {
@@ -136,7 +135,7 @@ def compare_models(
         "confusion": {name: scored.confusion() for name, scored in models.items()},
         "scaling": [_scaling(models, image_size, seconds=seconds) for image_size in scaling_sizes],
         "recipe": asdict(recipe),
-        "environment": environment(_PACKAGES),
+        "environment": describe_machine(),
     }
 
 
