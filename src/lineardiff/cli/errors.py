@@ -6,6 +6,8 @@ import sys
 import traceback
 from collections.abc import Callable
 
+from lineardiff.extras import MissingExtra
+
 TRAIN_EXTRA = ("accelerate", "datasets", "matplotlib", "tensorboard", "tqdm", "tyro")
 
 
@@ -43,7 +45,7 @@ def _explain(error: Exception) -> str | None:
     """What happened and how to mend it in one line; None for an exception that is no fault of the user's."""
     if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in TRAIN_EXTRA:
         return f'{error.name} is not installed; pip install "lineardiff[train]"'
-    if isinstance(error, ImportError) and "lineardiff[" in str(error):  # ours, naming the extra
+    if isinstance(error, MissingExtra) or (isinstance(error, ImportError) and "lineardiff[" in str(error)):
         return str(error)
     # torch and safetensors wrap a full disk in exceptions of their own, which keep only the words.
     if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
