@@ -7,7 +7,6 @@ import subprocess
 import sys
 
 import pytest
-import tomllib
 from packaging.requirements import Requirement
 
 from lineardiff import extras
@@ -23,6 +22,7 @@ def nothing_installed(monkeypatch):
 
 
 def _declared(extra):
+    tomllib = pytest.importorskip("tomllib", reason="Python 3.10 cannot read TOML")
     with open("pyproject.toml", "rb") as file:
         lines = tomllib.load(file)["project"]["optional-dependencies"][extra]
     return {Requirement(line).name: Requirement(line).specifier for line in lines}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lineardiff.cli.errors import exit_code
-from lineardiff.suggest import suggest
+from lineardiff.extras import missing_extra
 
 
 def failing(error: BaseException) -> int:
@@ -34,11 +34,11 @@ def failing(error: BaseException) -> int:
         ),
         (
             ModuleNotFoundError("no", name="datasets.load"),
-            'datasets.load is not installed; pip install "lineardiff[train]"',
+            str(missing_extra("train", package="datasets")),
         ),
         (
-            ImportError("DiT needs diffusers: pip install 'lineardiff[generate]'"),
-            "DiT needs diffusers: pip install 'lineardiff[generate]'",
+            missing_extra("generate", package="diffusers"),
+            str(missing_extra("generate", package="diffusers")),
         ),
     ],
 )
@@ -92,9 +92,3 @@ def test_an_interruption_says_how_to_go_on(capsys: pytest.CaptureFixture[str]) -
 def test_success_and_help_are_zero() -> None:
     assert exit_code(lambda: None) == 0
     assert failing(SystemExit(0)) == 0
-
-
-def test_nearest_names_or_the_first_ones() -> None:
-    assert suggest("dem", ["demo", "imagenet_deit"]) == "did you mean demo?"
-    assert suggest("xyz", ["demo", "imagenet_deit"]) == "there are demo, imagenet_deit"
-    assert suggest("xyz", map(str, range(100))) == "there are 0, 1, 2, 3, 4, 5, 6, 7, ..."

@@ -104,7 +104,8 @@ def test_copies_have_seeds_of_their_own_and_ranks_of_their_own():
         ({"batch_size": 10, "world_size": 4}, "batch_size=10: expected a multiple of the 4 processes"),
         ({"rank": 2, "world_size": 2}, "rank=2 with world_size=2"),
         ({"start_step": 11}, "start_step=11, total_steps=10"),
-        ({"repeats": 0}, "repeats=0: expected 1"),
+        ({"repeats": 0}, "repeats=0 .*expected 1 to 10"),
+        ({"repeats": 1000}, "repeats=1000 .*expected 1 to 10"),
         ({"seed": -1}, "seed=-1: expected 0 or more"),
     ],
 )
@@ -115,7 +116,7 @@ def test_wrong_arguments(arguments, message):
 
 def test_steps_per_epoch():
     assert [steps_per_epoch(50, batch_size=size) for size in (1, 12, 50)] == [50, 4, 1]
-    with pytest.raises(ValueError, match="no whole batch"):
+    with pytest.raises(ValueError, match="no full batch"):
         steps_per_epoch(0, batch_size=1)
 
 
@@ -206,7 +207,7 @@ def test_augmented_without_any_good_image(damaged):
     for path in (damaged / "train").rglob("*.png"):
         path.write_bytes(b"damaged")
     split = open_images(damaged, "train", bad_images="skip")
-    with pytest.raises(ValueError, match="not one of the 6 images can be decoded"):
+    with pytest.raises(ValueError, match="none of the 6 images can be decoded"):
         Augmented(split, train_transform(image_size=32))[0, 0]
 
 
@@ -232,3 +233,12 @@ def test_evaluation_order_is_that_of_the_split(images):
     dataset = Transformed(images, eval_transform(image_size=32))
     labels = torch.cat([y for _, y in DataLoader(dataset, batch_size=7, collate_fn=drop_bad)])
     assert labels.tolist() == [item[1] for item in images]
+
+
+@pytest.mark.parametrize(("length", "dropped"), [(40, 8), (33, None), (64, None)])
+def test_a_batch_that_drops_much_of_each_epoch_is_logged_once(length, dropped, caplog):
+    for rank in (0, 1):
+        EpochBatches(length, batch_size=32, total_steps=3, world_size=2, rank=rank)
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == (dropped is not None)
+    assert dropped is None or f"leaves out {dropped} of them (20%)" in said[0]

@@ -1,6 +1,8 @@
 import builtins
 import sys
+import time
 from io import BytesIO
+from types import SimpleNamespace
 
 import numpy as np
 import pyarrow as pa
@@ -10,7 +12,7 @@ from PIL import Image
 
 from lineardiff.data import check_same_classes, open_images, subset
 
-datasets = pytest.importorskip("datasets", reason='needs pip install "lineardiff[train]"')
+datasets = pytest.importorskip("datasets", reason="needs the extra train")
 
 
 @pytest.fixture(autouse=True)
@@ -209,10 +211,38 @@ def test_hub_out_of_reach(monkeypatch):
     monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
     monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
     with pytest.raises(
-        ValueError, match=r"data/cifr10 is no folder here, and .* hub .*mend the path.*network"
+        ValueError, match=r"data/cifr10 is not a folder here, and .* hub .*correct the path.*network"
     ) as caught:
         open_images("data/cifr10", "train")
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("status", [401, 404, None])
+def test_a_hub_dataset_that_is_not_there_costs_one_request(monkeypatch, capfd, status):
+    """A refusal is final; without a connection only the cache is asked, which `datasets` would retry for minutes."""
+    import huggingface_hub
+    from huggingface_hub.errors import HfHubHTTPError
+
+    asked = []
+
+    def dataset_info(self, name, **_):
+        asked.append(name)
+        if status is None:
+            raise ConnectionError("no route")
+        response = SimpleNamespace(headers={}, status_code=status, request=None)
+        raise HfHubHTTPError(f"{status} Client Error", response=response)
+
+    monkeypatch.setattr(huggingface_hub.HfApi, "dataset_info", dataset_info)
+    for module in (huggingface_hub.constants, datasets.config):
+        monkeypatch.setattr(module, "HF_HUB_OFFLINE", False)
+    started = time.monotonic()
+    with pytest.raises(ValueError, match="data/cifr10 is not a folder here"):
+        open_images("data/cifr10", "train")
+    assert time.monotonic() - started < 5
+    assert asked == ["data/cifr10"]
+    assert capfd.readouterr().err == ""
+    assert not huggingface_hub.constants.HF_HUB_OFFLINE
+    assert not datasets.config.HF_HUB_OFFLINE
 
 
 def test_without_datasets_installed(monkeypatch, tmp_path):
@@ -227,6 +257,6 @@ def test_without_datasets_installed(monkeypatch, tmp_path):
         return real(name, *args, **kwargs)
 
     monkeypatch.setattr(builtins, "__import__", without)
-    with pytest.raises(ValueError, match=r'pip install "lineardiff\[train\]"'):
+    with pytest.raises(ImportError, match="datasets is not installed; run: .*pip install"):
         open_images(tmp_path, "train")
     assert len(open_images("fashion", "validation")) == 2000

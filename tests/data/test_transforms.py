@@ -199,3 +199,27 @@ def test_wrong_training_arguments(arguments, message):
 def test_wrong_evaluation_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         eval_transform(**{"image_size": 32, **arguments})
+
+
+@pytest.mark.parametrize("build", [train_transform, eval_transform])
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"mean": [0.5]},
+        {"std": (0.5, 0.5)},
+        {"mean": (0.5, float("nan"), 0.5)},
+        {"std": (0.5, 0.5, 0.0)},
+        {"image_size": float("nan")},
+        {"image_size": 0},
+    ],
+)
+def test_statistics_for_other_channels_and_numbers_that_are_none_are_refused(build, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        build(**{"image_size": 32, **wrong})
+
+
+@pytest.mark.parametrize("name", ["color_jitter", "hflip", "random_erasing"])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.1])
+def test_training_numbers_that_are_none_are_refused(name, value):
+    with pytest.raises(ValueError, match=name):
+        train_transform(image_size=32, **{name: value})

@@ -92,7 +92,7 @@ def test_a_missing_package_names_the_extra(
     extractor: type, module: str, package: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, module, None)
-    with pytest.raises(ImportError, match=rf"{package}: pip install 'lineardiff\[score\]'"):
+    with pytest.raises(ImportError, match=rf"{package} is not installed; run: .*pip"):
         extractor()
 
 

@@ -1,4 +1,4 @@
-"""From exceptions to one line on stderr and an exit code."""
+"""Turn exceptions into one line on stderr and an exit code."""
 
 import errno
 import os
@@ -6,16 +6,18 @@ import sys
 import traceback
 from collections.abc import Callable
 
-from lineardiff.extras import MissingExtra
+from lineardiff.extras import MissingExtra, missing_extra
+
+__all__ = ["exit_code"]
 
 TRAIN_EXTRA = ("accelerate", "datasets", "matplotlib", "tensorboard", "tqdm", "tyro")
 
 
 def exit_code(work: Callable[[], None]) -> int:
-    """Do the work; turn what it raises into one line on stderr and the exit code of the process.
+    """Run `work` and return the exit code of the process; print what it raises as one line on stderr.
 
-    Mistakes of the user and of the environment end with 2, an interruption with 130. An exception that is
-    neither is a bug of ours and passes through with its traceback.
+    The code is 2 for mistakes of the user and of the environment, and 130 for an interruption. Any other exception is
+    a bug and keeps its traceback.
     """
     try:
         work()
@@ -27,7 +29,7 @@ def exit_code(work: Callable[[], None]) -> int:
         print(f"lineardiff: interrupted{hint}", file=sys.stderr)
         return 130
     except BrokenPipeError:
-        # The reader (head, less) has gone. Python flushes stdout once more at its end: let it.
+        # The reader (head, less) has exited. Python flushes stdout once more when it ends.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:
@@ -42,18 +44,20 @@ def exit_code(work: Callable[[], None]) -> int:
 
 
 def _explain(error: Exception) -> str | None:
-    """What happened and how to mend it in one line; None for an exception that is no fault of the user's."""
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] in TRAIN_EXTRA:
-        return f'{error.name} is not installed; pip install "lineardiff[train]"'
-    if isinstance(error, MissingExtra) or (isinstance(error, ImportError) and "lineardiff[" in str(error)):
+    """Return the error and its fix in one line, or None for an exception that is not the user's fault."""
+    if isinstance(error, ModuleNotFoundError):
+        package = (error.name or "").split(".")[0]
+        if package in TRAIN_EXTRA:
+            error = missing_extra("train", package=package)
+    if isinstance(error, MissingExtra):
         return str(error)
-    # torch and safetensors wrap a full disk in exceptions of their own, which keep only the words.
+    # torch and safetensors wrap a full disk in their own exceptions, which keep only the words.
     if getattr(error, "errno", None) == errno.ENOSPC or os.strerror(errno.ENOSPC) in str(error):
         return f"disk full: {getattr(error, 'strerror', None) or error}"
     if isinstance(error, OSError) and error.strerror:
         return error.strerror if error.filename is None else f"{error.strerror}: {error.filename}"
     if isinstance(error, (ValueError, OSError, FloatingPointError)):
-        # What a process of the DataLoader raises arrives with its whole traceback as the message.
+        # An exception of a DataLoader worker has its complete traceback as the message.
         message = str(error).rpartition(f"\n{type(error).__name__}: ")[2]
         return " ".join(message.split())
     return None

@@ -57,10 +57,7 @@ class EvaluateFid:
 
 def run(words: Sequence[str]) -> None:
     arguments = parse(EvaluateFid, words, prog="lineardiff evaluate fid")
-    try:
-        scores = _score(arguments)
-    except ImportError as error:
-        raise ValueError(str(error)) from error
+    scores = _score(arguments)
     if arguments.as_json:
         names = {name: getattr(arguments, name) for name in ("samples", "reference", "features")}
         print(json.dumps({**names, **scores}))

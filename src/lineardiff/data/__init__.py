@@ -1,6 +1,6 @@
-"""From a name or a path to batches: data sources, timm's transforms, and stateless sampling."""
+"""Data sources, timm's image transforms, and the order in which training visits images."""
 
-from lineardiff.data.images import ImageSplit, check_same_classes, open_images, subset
+from lineardiff.data.images import ImageSplit, check_same_classes, open_folder, open_images, subset
 from lineardiff.data.sampling import Augmented, EpochBatches, Transformed, drop_bad, steps_per_epoch
 from lineardiff.data.transforms import Transform, center_crop, eval_transform, train_transform
 
@@ -14,6 +14,7 @@ __all__ = [
     "check_same_classes",
     "drop_bad",
     "eval_transform",
+    "open_folder",
     "open_images",
     "steps_per_epoch",
     "subset",

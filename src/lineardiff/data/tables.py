@@ -2,68 +2,70 @@
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from io import BytesIO
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-from PIL import Image
 
-from lineardiff.data.readers import SPLIT_NAMES
+from lineardiff.data.readers import SPLIT_NAMES, is_hidden
+from lineardiff.extras import missing_extra
 
 if TYPE_CHECKING:
     from datasets import Dataset, DatasetDict, Features
 
-# What decides between several columns of the right type.
+__all__ = ["TableImages", "holds_parquet"]
+
+# Decide between several columns of the right type.
 _IMAGE_NAMES = ("image", "img")
 _LABEL_NAMES = ("label", "labels", "fine_label")
 
 
 def holds_parquet(folder: Path) -> bool:
-    """Say whether a folder has the Hugging Face layout: parquet files in it or in its `data/`."""
-    return any(folder.glob("*.parquet")) or any(folder.glob("data/*.parquet"))
+    """Return whether a folder has the Hugging Face layout: parquet files in it or in its `data/`."""
+    return any(
+        not is_hidden(file.name) for inside in (folder, folder / "data") for file in inside.glob("*.parquet")
+    )
 
 
 class TableImages:
     """The rows of one split of a Hugging Face dataset.
 
     Args:
-        source: as the user gave it: a name on the hub, or the path of `folder`.
+        source: Name on the hub, or the path of `folder`, as the user gave it.
         split: "train", or "validation" for the first name of SPLIT_NAMES that exists.
-        folder: the local folder of parquet files; None asks the hub.
+        folder: Local folder of parquet files; None asks the hub.
 
     Raises:
-        ValueError: `datasets` is not installed, the dataset cannot be loaded, has no such split, no single
-            column of images or of labels, or rows without a label.
+        ValueError: The dataset cannot be loaded, has no such split, no single column of images or of labels, or rows
+            without a label.
+        ImportError: The package datasets is not installed.
     """
 
     def __init__(self, source: str | Path, split: str, *, folder: Path | None = None) -> None:
         try:
             import datasets
         except ImportError as error:
-            raise ValueError(
-                f'the data source {source} is read by the package datasets: pip install "lineardiff[train]"'
-            ) from error
+            raise missing_extra("train", package="datasets") from error
         tables = _load_hub(str(source)) if folder is None else _load_folder(folder)
         name = next((name for name in SPLIT_NAMES[split] if name in tables), None)
         if name is None:
             raise ValueError(
-                f"the data source {source} has no {split} split: expected {' or '.join(SPLIT_NAMES[split])}, "
-                f"found {', '.join(tables)}"
+                f"The data source {source} has no {split} split: expected {' or '.join(SPLIT_NAMES[split])}, "
+                f"found {', '.join(tables)}."
             )
         self._where = f"split {name} of {source}"
         table = tables[name]
         self._image = _image_column(table.features, where=self._where)
         label = _label_column(table.features, where=self._where)
         self.classes, self.labels = _read_labels(table, label, where=self._where)
-        # Bytes, not pictures: an image that cannot be decoded is to be named by its row.
+        # Undecoded, so that an image that cannot be decoded is named by its row.
         self._rows = table.select_columns(self._image).cast_column(self._image, datasets.Image(decode=False))
 
-    def read(self, index: int) -> Image.Image:
+    def read(self, index: int) -> bytes:
         cell = self._rows[index][self._image]
         if cell is None:
             raise ValueError("the cell is empty")
-        return Image.open(BytesIO(cell["bytes"]) if cell["bytes"] is not None else cell["path"])
+        return cell["bytes"] if cell["bytes"] is not None else Path(cell["path"]).read_bytes()
 
     def locate(self, index: int) -> str:
         return f"row {index} (column {self._image}) in {self._where}"
@@ -79,12 +81,12 @@ def _load_folder(folder: Path) -> "DatasetDict":
         for path in sorted(folder.rglob("*.parquet")):
             if not _readable(path):
                 raise ValueError(
-                    f"the parquet file {path} is damaged ({_reason(error)}); download or write it again"
+                    f"The parquet file {path} is damaged ({_reason(error)}); download or write it again."
                 ) from error
         raise ValueError(
-            f"the parquet folder {folder} cannot be loaded ({_reason(error)}); expected train-*.parquet and "
+            f"The parquet folder {folder} cannot be loaded ({_reason(error)}); expected train-*.parquet and "
             "test-*.parquet with the same columns, and room for a copy in the cache of datasets, "
-            f"{datasets.config.HF_DATASETS_CACHE}"
+            f"{datasets.config.HF_DATASETS_CACHE}."
         ) from error
 
 
@@ -92,18 +94,45 @@ def _load_hub(name: str) -> "DatasetDict":
     import datasets
 
     try:
-        return datasets.load_dataset(name)
+        with _offline_unless_reachable(name), _quiet():
+            return datasets.load_dataset(name)
     except Exception as error:
         raise ValueError(
-            f"the data source {name} is no folder here, and the Hugging Face hub gives no dataset of that "
-            f"name ({_reason(error)}). If you mean a folder, mend the path; if you mean the hub, check the "
-            "name and the network"
+            f"The data source {name} is not a folder here, and the Hugging Face hub has no dataset of that name that "
+            f"can be read ({_reason(error)}). For a folder, correct the path; for the hub, check the name, the network "
+            "and, if access is restricted, your token."
         ) from error
 
 
 @contextmanager
+def _offline_unless_reachable(name: str) -> Iterator[None]:
+    """Ask the hub for a dataset once; without a connection use the cache only, which `datasets` retries for minutes.
+
+    Raises:
+        huggingface_hub.errors.HfHubHTTPError: The hub refuses: there is no such dataset, or no access to it.
+    """
+    import datasets
+    import huggingface_hub
+
+    flags = [(datasets.config, "HF_HUB_OFFLINE"), (huggingface_hub.constants, "HF_HUB_OFFLINE")]
+    before = [getattr(module, flag) for module, flag in flags]
+    try:
+        huggingface_hub.HfApi().dataset_info(name, timeout=10)
+    except huggingface_hub.errors.HfHubHTTPError:
+        raise
+    except Exception:  # no connection: the class is that of whichever HTTP client the hub's package uses
+        for module, flag in flags:
+            setattr(module, flag, True)
+    try:
+        yield
+    finally:
+        for (module, flag), value in zip(flags, before, strict=True):
+            setattr(module, flag, value)
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
-    """Keep `datasets` from drawing progress bars and logging errors that are raised anyway."""
+    """Silence the progress bars of `datasets` and its logging of errors that it also raises."""
     import datasets
 
     bars, verbosity = not datasets.are_progress_bars_disabled(), datasets.logging.get_verbosity()
@@ -128,7 +157,7 @@ def _readable(path: Path) -> bool:
 
 
 def _reason(error: BaseException) -> str:
-    """The first line of the exception that started it, which `datasets` wraps in others that say less."""
+    """Return the first line of the original exception, which `datasets` wraps in less informative ones."""
     while error.__cause__ is not None:
         error = error.__cause__
     return f"{type(error).__name__}: {str(error).splitlines()[0]}" if str(error) else type(error).__name__
@@ -165,12 +194,12 @@ def _only_column(
     columns = ", ".join(f"{name} ({type(kind).__name__})" for name, kind in features.items())
     problem = f"several columns of {what}: {', '.join(found)}" if found else f"no column of {what}"
     raise ValueError(
-        f"{where} has {problem}; expected one, named {' or '.join(names)}. Its columns: {columns}"
+        f"{where} has {problem}; expected one, named {' or '.join(names)}. Its columns: {columns}."
     )
 
 
 def _read_labels(table: "Dataset", column: str, *, where: str) -> tuple[tuple[str, ...], np.ndarray]:
-    """Return the class names and every row's index into them."""
+    """Return the class names and the index into them of every row."""
     import datasets
 
     values: list[Any] = table[column][:]
@@ -183,7 +212,7 @@ def _read_labels(table: "Dataset", column: str, *, where: str) -> tuple[tuple[st
     if missing:
         raise ValueError(
             f"{where}: row {missing[0]} has the label {values[missing[0]]!r} in column {column}; "
-            "expected a class in every row"
+            "expected a class in every row."
         )
     if isinstance(feature, datasets.ClassLabel):
         return classes, np.array(values)

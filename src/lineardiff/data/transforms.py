@@ -1,5 +1,6 @@
 """The image transforms of training and of evaluation, built by timm."""
 
+import math
 from collections.abc import Callable, Sequence
 from itertools import chain
 
@@ -9,6 +10,8 @@ from timm.data.auto_augment import AugmentOp, AugMixAugment, AutoAugment, RandAu
 from torch import Tensor
 from torchvision import transforms
 from torchvision.transforms.functional import InterpolationMode
+
+__all__ = ["Transform", "center_crop", "eval_transform", "train_transform"]
 
 Transform = Callable[[Image.Image], Tensor]
 
@@ -33,39 +36,40 @@ def train_transform(
     """Build DeiT's training augmentation; the defaults are its settings for ImageNet.
 
     Args:
-        image_size: side of the square output in pixels.
-        train_crop: "random-resized" cuts a random area and aspect ratio and resizes it; "pad", for images of
-            about 32 pixels, resizes the shorter side to image_size, pads image_size / 8 black pixels on every
-            side (the 4 of CIFAR at 32) and cuts a random image_size square.
-        crop_scale: smallest and largest share of the area for "random-resized"; "pad" has no use for it.
-        auto_augment: policy of timm ("rand-m9-mstd0.5-inc1", "augmix-m3-w3", "original", ...) or None.
-        color_jitter: strength of brightness, contrast and saturation jitter. timm leaves it out where
-            auto_augment is given (3-Augment excepted).
-        random_erasing: probability of replacing a rectangle by normal noise, pixel by pixel.
-        hflip: probability of a horizontal flip.
-        interpolation: of resizing and of RandAugment's geometric operations: "nearest", "bilinear",
+        image_size: Side of the square output in pixels.
+        train_crop: "random-resized" cuts a random area and aspect ratio and resizes it; "pad", for images of about 32
+            pixels, resizes the shorter side to image_size, pads image_size / 8 black pixels on every side (the 4 of
+            CIFAR at 32) and cuts a random image_size square.
+        crop_scale: Smallest and largest share of the area for "random-resized"; unused by "pad".
+        auto_augment: Policy of timm ("rand-m9-mstd0.5-inc1", "augmix-m3-w3", "original", ...) or None.
+        color_jitter: Strength of brightness, contrast and saturation jitter. timm ignores it if auto_augment is given
+            (3-Augment excepted).
+        random_erasing: Probability of replacing a rectangle by normal noise, pixel by pixel.
+        hflip: Probability of a horizontal flip.
+        interpolation: Interpolation of resizing and of RandAugment's geometric operations: "nearest", "bilinear",
             "bicubic", "box", "hamming", "lanczos", or "random" (bilinear or bicubic).
-        mean, std: of the three channels, in the range 0 to 1.
+        mean: Mean of the three channels, in the range 0 to 1.
+        std: Standard deviation of the three channels, in the range 0 to 1.
 
     Returns:
-        A function from an RGB image of any size to a normalised float32 tensor (3, image_size, image_size).
-        It draws from the global generators of Python, NumPy and torch.
+        A function from an RGB image of any size to a normalized float32 tensor (3, image_size, image_size). It draws
+        from the global generators of Python, NumPy and torch.
 
     Raises:
-        ValueError: a size, probability, range or name that the transforms cannot use.
+        ValueError: A size, probability, range or name that the transforms cannot use.
     """
-    _check_image_size(image_size)
+    _check_images(image_size, mean, std)
     if train_crop not in ("random-resized", "pad"):
-        raise ValueError(f"train_crop={train_crop!r}: expected 'random-resized' or 'pad'")
+        raise ValueError(f"train_crop={train_crop!r}: expected 'random-resized' or 'pad'.")
     if len(crop_scale) != 2 or not 0 < crop_scale[0] <= crop_scale[1] <= 1:
         raise ValueError(
-            f"crop_scale={crop_scale}: expected two shares of the area, 0 < smallest <= largest <= 1"
+            f"crop_scale={crop_scale}: expected two shares of the area, 0 < smallest <= largest <= 1."
         )
     for name, probability in (("random_erasing", random_erasing), ("hflip", hflip)):
         if not 0 <= probability <= 1:
-            raise ValueError(f"{name}={probability}: expected a probability between 0 and 1")
-    if color_jitter < 0:
-        raise ValueError(f"color_jitter={color_jitter}: expected a strength of 0 or more")
+            raise ValueError(f"{name}={probability}: expected a probability between 0 and 1.")
+    if not 0 <= color_jitter < math.inf:
+        raise ValueError(f"color_jitter={color_jitter}: expected a strength of 0 or more.")
     _check_interpolation(interpolation, allowed=(*_INTERPOLATIONS, "random"))
     try:
         transform = create_transform(
@@ -84,7 +88,7 @@ def train_transform(
     except (AssertionError, KeyError, ValueError) as error:
         raise ValueError(
             f"auto_augment={auto_augment!r} is not a policy timm knows ({error or type(error).__name__}); "
-            "expected None or e.g. 'rand-m9-mstd0.5-inc1', 'augmix-m3-w3', 'original', '3a'"
+            "expected None or e.g. 'rand-m9-mstd0.5-inc1', 'augmix-m3-w3', 'original', '3a'."
         ) from error
     if train_crop == "pad":
         resize = InterpolationMode.BICUBIC if interpolation == "random" else InterpolationMode(interpolation)
@@ -106,23 +110,24 @@ def eval_transform(
     mean: Sequence[float] = IMAGENET_DEFAULT_MEAN,
     std: Sequence[float] = IMAGENET_DEFAULT_STD,
 ) -> Transform:
-    """Build the deterministic transform of evaluation: resize the shorter side, cut the centre, normalise.
+    """Build the deterministic transform of evaluation: resize the shorter side, crop the center, normalize.
 
     Args:
-        image_size: side of the square output in pixels.
-        crop_pct: share that is kept of the shorter side, which is resized to image_size / crop_pct pixels.
+        image_size: Side of the square output in pixels.
+        crop_pct: Share of the shorter side that is kept; it is resized to image_size / crop_pct pixels.
         interpolation: "nearest", "bilinear", "bicubic", "box", "hamming" or "lanczos".
-        mean, std: of the three channels, in the range 0 to 1.
+        mean: Mean of the three channels, in the range 0 to 1.
+        std: Standard deviation of the three channels, in the range 0 to 1.
 
     Returns:
-        A function from an RGB image of any size to a normalised float32 tensor (3, image_size, image_size).
+        A function from an RGB image of any size to a normalized float32 tensor (3, image_size, image_size).
 
     Raises:
-        ValueError: a size, share or name that the transform cannot use.
+        ValueError: A size, share or name that the transform cannot use.
     """
-    _check_image_size(image_size)
+    _check_images(image_size, mean, std)
     if not 0 < crop_pct <= 1:
-        raise ValueError(f"crop_pct={crop_pct}: expected a share of the image, 0 < crop_pct <= 1")
+        raise ValueError(f"crop_pct={crop_pct}: expected a share of the image, 0 < crop_pct <= 1.")
     _check_interpolation(interpolation, allowed=_INTERPOLATIONS)
     return create_transform(
         image_size, crop_pct=crop_pct, interpolation=interpolation, mean=tuple(mean), std=tuple(std)
@@ -141,25 +146,30 @@ def _operations(transform: transforms.Compose) -> list[AugmentOp]:
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
-    """timm's posterize for Pillow 13 too, which refuses the 0 bits that made a black image before."""
+    """Posterize as timm does, with Pillow 13 too, which refuses the 0 bits that used to give a black image."""
     return posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
 
 
-def _check_image_size(image_size: int) -> None:
-    if image_size < 1:
-        raise ValueError(f"image_size={image_size}: expected the side of the image in pixels, at least 1")
+def _check_images(image_size: int, mean: Sequence[float], std: Sequence[float]) -> None:
+    if not isinstance(image_size, int) or image_size < 1:
+        raise ValueError(f"image_size={image_size}: expected the side of the image in pixels, at least 1.")
+    for name, values, lowest in (("mean", mean, 0), ("std", std, math.ulp(0))):
+        if len(values) != 3 or not all(lowest <= value < math.inf for value in values):
+            raise ValueError(
+                f"{name}={values}: expected a number for each of the three channels, from 0 to 1."
+            )
 
 
 def _check_interpolation(interpolation: str, *, allowed: tuple[str, ...]) -> None:
     if interpolation not in allowed:
-        raise ValueError(f"interpolation={interpolation!r}: expected one of {', '.join(allowed)}")
+        raise ValueError(f"interpolation={interpolation!r}: expected one of {', '.join(allowed)}.")
 
 
 def center_crop(image: Image.Image, image_size: int) -> Image.Image:
-    """The middle square of an image at `image_size` pixels a side, as ADM prepares ImageNet.
+    """Return the central square of an image at `image_size` pixels a side, as ADM prepares ImageNet.
 
-    The image is halved by box filtering while its shorter side is at least twice image_size, then resized
-    by bicubic interpolation so that the shorter side fits, then cut.
+    The image is halved by box filtering while its shorter side is at least twice image_size, then resized by bicubic
+    interpolation so that the shorter side fits, then cropped.
     """
     while min(image.size) >= 2 * image_size:
         image = image.resize((image.width // 2, image.height // 2), Image.Resampling.BOX)

