@@ -19,8 +19,9 @@ from lineardiff.cli import main
 from lineardiff.cli.demo import compare
 from lineardiff.data import Transformed, eval_transform, open_images, subset
 from lineardiff.recipes import get_recipe
+from lineardiff.runs import load_run
 from lineardiff.train import ClassificationTask
-from lineardiff.visualize import compare_models, read_curve
+from lineardiff.visualize import compare_models
 
 SIZE = {"patch_size": 4, "embed_dim": 16, "depth": 1, "num_heads": 2, "contrast_grid": (2, 2)}
 RECIPE = replace(
@@ -74,7 +75,7 @@ def test_tiny_demo_arms_differ_in_attention_only(demo: tuple[Path, dict]) -> Non
     expected[2].add("contrast_grid=(2, 2)")
     assert [set(recipe.pop("model_args")) for recipe in recipes] == expected
     assert recipes[0] == recipes[1] == recipes[2]
-    steps = [read_curve(output / arm / "train.csv")["step"] for arm in ARMS]
+    steps = [[row["step"] for row in load_run(output / arm).curves().train] for arm in ARMS]
     assert steps == [[1, 2, 3, 4, 5]] * 3
 
 

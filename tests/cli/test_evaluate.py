@@ -51,7 +51,7 @@ def test_weights_alone_need_their_config_but_not_their_recipe(
 ) -> None:
     shutil.copy(run / "model.safetensors", tmp_path)
     assert main(["evaluate", str(tmp_path)]) == 2
-    assert "holds no config.json" in capsys.readouterr().err
+    assert "neither recipe.json nor config.json" in capsys.readouterr().err
     shutil.copy(run / "config.json", tmp_path)
     assert main(["evaluate", str(tmp_path)]) == 2
     assert "--data" in capsys.readouterr().err
@@ -72,11 +72,11 @@ def test_bad_checkpoints_are_one_line_and_exit_code_2(
     (broken / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
     for words, message in [
         ([str(tmp_path / "none")], "does not exist"),
-        ([str(run.parent)], "holds no model.safetensors"),
-        ([str(short)], "cut short or damaged"),
-        ([str(broken)], "not a config.json of lineardiff"),
+        ([str(run.parent)], "is not a run"),
+        ([str(short)], f"{short}/model.safetensors is damaged"),
+        ([str(broken)], "does not say"),
         ([*other, str(run / "model.safetensors")], "weights of another model"),
-        ([*other, str(run / "none.safetensors")], "is missing"),
+        ([*other, str(run / "none.safetensors")], "none.safetensors does not exist"),
         (["--model", "vit_tny_patch16_224", *other[2:], str(run)], "did you mean vit_tiny_patch16_224"),
         (["--model", "vit_tiny_patch16_224"], "--checkpoint"),
         ([], "run folder"),

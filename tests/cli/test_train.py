@@ -25,7 +25,7 @@ def test_training_writes_a_run_folder_and_a_second_call_continues_it(
     weights = (tmp_path / "run" / "model.safetensors").read_bytes()
 
     assert main(["train", *TINY, "--output", output]) == 0
-    assert "continuing the run" in caplog.text
+    assert "resuming the run" in caplog.text
     assert (tmp_path / "run" / "train.csv").read_text() == rows
     assert (tmp_path / "run" / "model.safetensors").read_bytes() == weights
 
@@ -33,7 +33,7 @@ def test_training_writes_a_run_folder_and_a_second_call_continues_it(
     assert main(["train", *TINY, "--output", output, "--epochs", "3"]) == 2
     assert "epochs was 2 and is now 3" in capsys.readouterr().err
     assert main(["train", *TINY, "--output", output, "--no-resume"]) == 2
-    assert "holds a run already" in capsys.readouterr().err
+    assert "already holds a run" in capsys.readouterr().err
 
 
 def test_a_dry_run_shows_everything_and_writes_nothing(
@@ -74,7 +74,7 @@ def test_a_recipe_of_the_paper_resolves_with_its_own_model(capsys: pytest.Captur
     ("words", "message"),
     [
         (["dem"], "no recipe 'dem'; did you mean demo?"),
-        (["--epochs", "3"], "the recipe comes first"),
+        (["--epochs", "3"], "The recipe comes first"),
         (["demo", "--epochs", "0"], "epochs=0"),
         (["demo", "--optimizer", "adamm"], "adamw"),
         (["demo", "--model", "vca_diet_tiny_patch16_224"], "did you mean vca_deit_tiny_patch16_224"),

@@ -35,7 +35,7 @@ def test_a_run_is_trained_continued_and_not_scored_as_a_classifier(
     weights = (output / "model.safetensors").read_bytes()
 
     assert main(["train", *TINY, "--output", str(output)]) == 0
-    assert "continuing the run" in caplog.text
+    assert "resuming the run" in caplog.text
     assert (output / "model.safetensors").read_bytes() == weights
     assert main(["train", *TINY, "--output", str(output), "--path", "gvp"]) == 2
     assert "path was 'linear' and is now 'gvp'" in capsys.readouterr().err

@@ -86,7 +86,8 @@ class ToyTask:
 
     repeats = 1
 
-    def __init__(self, model: nn.Module | None = None) -> None:
+    def __init__(self, recipe: TrainingRecipe = TOY, model: nn.Module | None = None) -> None:
+        self.recipe = recipe
         self.model = nn.Linear(5, 1) if model is None else model
         with torch.no_grad():
             for parameter in self.model.parameters():
@@ -94,6 +95,9 @@ class ToyTask:
         self.train_data = Points()
         self.collate = default_collate
         self.seen: list[Tensor] = []
+
+    def data_record(self) -> dict[str, Any]:
+        return {"train": {"points": {"label": 0, "images": 40, "checksum": ""}}}
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         self.seen.append(flat(self.model))

@@ -121,7 +121,7 @@ def test_validation_is_the_same_at_every_call_and_for_every_batch_size() -> None
 
 def test_a_run_leaves_curves_samples_and_a_pipeline(tmp_path: Path) -> None:
     task = GenerationTask(TINY_SIT)
-    summary = train(TINY_SIT, task, output=tmp_path)
+    summary = train(task, output=tmp_path)
     assert [row["step"] for row in rows(tmp_path / "validation.csv")] == [6, 12]
     assert summary["ema_loss"] == rows(tmp_path / "validation.csv")[-1]["ema_loss"]
     names = ["step-00000006.png", "step-00000012.png"]
@@ -159,7 +159,7 @@ def test_the_average_starts_as_a_copy(tmp_path: Path) -> None:
         return loss(model, batch)
 
     task.loss = watched  # type: ignore[method-assign]
-    train(recipe, task, output=tmp_path)
+    train(task, output=tmp_path)
     truth.update_parameters(task.model)
     saved = safetensors.torch.load_file(tmp_path / "model.safetensors")
     for name, expected in truth.module.state_dict().items():
@@ -171,7 +171,7 @@ def test_the_learning_rate_is_constant_and_the_length_in_updates(tmp_path: Path)
     recipe = replace(
         TINY_SIT, epochs=None, steps=8, learning_rate=1e-4, min_learning_rate=None, log_every=2, grid_images=0
     )
-    train(recipe, GenerationTask(recipe), output=tmp_path)
+    train(GenerationTask(recipe), output=tmp_path)
     table = rows(tmp_path / "train.csv")
     assert [row["step"] for row in table] == [2, 4, 6, 8]
     assert {row["learning_rate"] for row in table} == {1e-4}
@@ -240,7 +240,7 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
     latents = open_latents(folder)
     first = int(np.sort(np.random.default_rng(0).permutation(32)[:8])[0])
     assert task.validation[0][1] == int(latents.labels[first])
-    train(recipe, task, output=tmp_path / "run")
+    train(task, output=tmp_path / "run")
     with Image.open(tmp_path / "run/samples/step-00000002.png") as picture:
         assert picture.size == (3 * 34 + 2, 34 + 2)
     pipeline = LinearDiffPipeline.from_pretrained(str(tmp_path / "run/pipeline"))
@@ -288,7 +288,7 @@ def test_checkpointing_recomputes_the_same_gradients(tmp_path: Path) -> None:
     for on in (False, True):
         recipe = replace(TINY_SIT, epochs=1, grad_checkpointing=on, grid_images=0)
         task = GenerationTask(recipe)
-        train(recipe, task, output=tmp_path / str(on))
+        train(task, output=tmp_path / str(on))
         assert task.model.gradient_checkpointing is on
     on, off = (
         safetensors.torch.load_file(tmp_path / name / "model.safetensors") for name in ("True", "False")

@@ -16,7 +16,7 @@ from lineardiff.train import GenerationTask, train
 
 
 def run(output: Path) -> None:
-    train(TINY_SIT, GenerationTask(TINY_SIT), output=output)
+    train(GenerationTask(TINY_SIT), output=output)
 
 
 def main(folder: Path) -> None:

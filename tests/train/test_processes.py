@@ -20,7 +20,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     run_module(
         __file__, tmp_path, launcher=("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
     )
-    train(RECIPE, ClassificationTask(RECIPE), output=tmp_path / "one")
+    train(ClassificationTask(RECIPE), output=tmp_path / "one")
     for name in ("train.csv", "validation.csv"):
         for one, two in zip(rows(tmp_path / "one" / name), rows(tmp_path / "two" / name), strict=True):
             assert two == pytest.approx(one, rel=1e-4)
@@ -36,7 +36,7 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
 
 if __name__ == "__main__":
     folder = Path(sys.argv[1])
-    summary = train(RECIPE, ClassificationTask(RECIPE), output=folder / "two")
+    summary = train(ClassificationTask(RECIPE), output=folder / "two")
     (folder / f"answer{PartialState().process_index}.json").write_text(json.dumps(summary))
     for name in ("mixed", "again"):
-        train(MIXED, ClassificationTask(MIXED), output=folder / name)
+        train(ClassificationTask(MIXED), output=folder / name)

@@ -1,26 +1,27 @@
 import csv
-import math
 from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy.signal import savgol_filter
 
-from lineardiff.visualize.curves import COLORS, plot_curves, read_curve
+from lineardiff.visualize.curves import COLORS, plot_curves
 
 
 def write_csv(path: Path, columns: dict[str, list]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "w", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
         writer.writerows(zip(*columns.values(), strict=True))
 
 
 def write_run(folder: Path, *, losses: list[float], top1: list[float]) -> Path:
     steps = len(losses)
-    write_csv(folder / "train.csv", {"epoch": [(i + 1) / steps for i in range(steps)], "loss": losses})
-    write_csv(folder / "validation.csv", {"epoch": list(range(1, len(top1) + 1)), "top1": top1})
+    numbers, epochs = list(range(1, steps + 1)), list(range(1, len(top1) + 1))
+    write_csv(folder / "train.csv", {"step": numbers, "epoch": [i / steps for i in numbers], "loss": losses})
+    write_csv(folder / "validation.csv", {"step": epochs, "epoch": epochs, "top1": top1})
+    (folder / "recipe.json").write_text("{}")
     return folder
 
 
@@ -76,19 +77,9 @@ def test_a_dark_page_gets_its_own_colours(tmp_path: Path) -> None:
     assert figure.patch.get_alpha() == 0
 
 
-def test_read_curve_reads_numbers_and_gaps(tmp_path: Path) -> None:
-    (tmp_path / "a.csv").write_text("step,loss,ema_loss\n1,0.5,\n2,0.25,0.125\n")
-    curve = read_curve(tmp_path / "a.csv")
-    assert curve["loss"] == [0.5, 0.25]
-    assert math.isnan(curve["ema_loss"][0])
-
-
-def test_bad_curves_are_named(tmp_path: Path) -> None:
-    (tmp_path / "empty.csv").write_text("step,loss\n")
-    with pytest.raises(ValueError, match=r"empty\.csv holds no row"):
-        read_curve(tmp_path / "empty.csv")
-    (tmp_path / "bad.csv").write_text("step,loss\n1,oops\n")
-    with pytest.raises(ValueError, match=r"bad\.csv .*oops"):
-        read_curve(tmp_path / "bad.csv")
+def test_runs_without_curves_are_named(tmp_path: Path) -> None:
+    (tmp_path / "recipe.json").write_text("{}")
+    with pytest.raises(ValueError, match=f"{tmp_path} has no curves yet"):
+        plot_curves({"x": tmp_path})
     with pytest.raises(ValueError, match="no runs"):
         plot_curves({})

@@ -111,16 +111,15 @@ def _with_attention(recipe: ClassificationRecipe, arm: str) -> ClassificationRec
 
 def _trained(recipe: ClassificationRecipe, folder: Path) -> "ClassificationTask":
     """Return the task with trained weights, from the run folder if it is finished."""
-    from lineardiff.runs.checkpoint import load_weights
+    from lineardiff.runs import load_run
     from lineardiff.train import ClassificationTask, train
 
     task = ClassificationTask(recipe)
-    recipe_file = folder / "recipe.json"
-    if (folder / "summary.json").exists() and not recipe.changes(recipe.from_json(recipe_file.read_text())):
+    if (folder / "summary.json").exists() and not recipe.changes(load_run(folder).recipe()):
         _logger.info("%s is finished and is not trained again.", folder)
     else:
-        train(recipe, task, output=folder)
-    load_weights(task.model, folder / "model.safetensors")
+        train(task, output=folder)
+    task.model = load_run(folder).model()
     return task
 
 

@@ -1,7 +1,6 @@
-"""``lineardiff train RECIPE``: train, or continue a run."""
+"""``lineardiff train RECIPE``: train, or resume a run."""
 
 import itertools
-import logging
 import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
@@ -14,23 +13,23 @@ from lineardiff.cli.arguments import parse
 from lineardiff.recipes import RECIPES, GenerationRecipe, TrainingRecipe, get_recipe
 from lineardiff.table import format_table
 
-_logger = logging.getLogger("lineardiff")
-
 if TYPE_CHECKING:
     from lineardiff.train import ClassificationTask, GenerationTask
 
 
 @dataclass
 class Train:
-    """Train a recipe. A run folder that holds a run of the same recipe is continued where it stopped."""
+    """Train a recipe. If the output folder holds a run of the same recipe, resume it."""
 
     recipe: tyro.conf.OmitArgPrefixes[TrainingRecipe]
     output: Path | None = None
-    """Folder of the run: curves, checkpoints, weights. None: runs/RECIPE."""
+    """Folder of the run: curves, checkpoints, weights. None uses runs/RECIPE."""
     resume: bool = True
-    """--no-resume refuses a folder that holds a run; otherwise the run is continued."""
+    """Use --no-resume to refuse a folder that already holds a run."""
+    accept_changed_data: bool = False
+    """Resume even if images were added, removed or replaced since the run was started."""
     dry_run: bool = False
-    """Show the resolved recipe, the size of the model and the number of steps, and train nothing."""
+    """Show the resolved recipe, the size of the model and the number of steps without training."""
 
 
 def run(words: Sequence[str]) -> None:
@@ -39,13 +38,13 @@ def run(words: Sequence[str]) -> None:
         return
     name, *flags = words
     if name.startswith("-"):
-        raise ValueError(f"the recipe comes first, then flags; there are {', '.join(RECIPES)}")
+        raise ValueError(f"The recipe comes first, then flags. The recipes are {', '.join(RECIPES)}.")
     arguments = parse(Train, flags, prog=f"lineardiff train {name}", default=Train(get_recipe(name)))
     recipe, output = arguments.recipe, arguments.output or Path("runs") / name
     if arguments.dry_run:
         print(_resolved(recipe, get_recipe(name)))
 
-    # Here, because it takes seconds: help and mistakes in flags do not wait for it.
+    # Imported here because it takes seconds: help and mistakes in flags do not wait for it.
     from accelerate import PartialState
 
     from lineardiff.train import train
@@ -54,20 +53,21 @@ def run(words: Sequence[str]) -> None:
     if arguments.dry_run:
         print("\n" + _size(recipe, task))
         return
-    if any((output / "checkpoints").glob("step-*")):
-        _logger.info("continuing the run in %s", output)
-    summary = train(recipe, task, output=output, resume=arguments.resume)
+    summary = train(
+        task, output=output, resume=arguments.resume, accept_changed_data=arguments.accept_changed_data
+    )
     if PartialState().is_main_process:
         rows = [
             (key, f"{value:.4f}" if isinstance(value, float) else str(value))
             for key, value in summary.items()
+            if key != "machine"
         ]
         print(format_table(("summary", ""), rows, left=2))
-        generates = isinstance(recipe, GenerationRecipe)
-        then = (
-            "sample {} --output samples draws images with it" if generates else "evaluate {} scores it again"
-        )
-        print(f"\nwrote {output}; lineardiff {then.format(output)}")
+        if isinstance(recipe, GenerationRecipe):
+            then = f"lineardiff sample {output} --output samples"
+        else:
+            then = f"lineardiff evaluate {output}"
+        print(f"\nwrote {output}; next: {then}")
 
 
 def _task(recipe: Any) -> "ClassificationTask | GenerationTask":

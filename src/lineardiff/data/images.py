@@ -72,6 +72,11 @@ class ImageSplit(Dataset[tuple[Image.Image, int] | None]):
     def __len__(self) -> int:
         return len(self._indices)
 
+    @property
+    def labels(self) -> np.ndarray:
+        """The label of each item, (images,)."""
+        return self._reader.labels[self._indices]
+
     def __getitem__(self, index: int) -> tuple[Image.Image, int] | None:
         row = int(self._indices[index])
         try:

@@ -158,17 +158,33 @@ def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> 
     return filtered
 
 
+def read_weights(path: Path) -> dict[str, Tensor]:
+    """Return the weights in a .safetensors or .pth file, which is read without unpickling code.
+
+    Args:
+        path: Weights nested under "state_dict", "model" or, if alone, "state_dict_ema" are found.
+
+    Raises:
+        ValueError: The file is damaged or holds something else than tensors.
+    """
+    try:
+        given = dict(load_state_dict(str(path), use_ema=False, weights_only=True))
+        given = dict(given.get("state_dict_ema", given))  # the authors of CSwin publish these alone
+        if not given or not all(isinstance(value, Tensor) for value in given.values()):
+            raise TypeError("it holds no state dict of tensors")
+    except Exception as error:
+        reason = (str(error) or "unreadable").splitlines()[0]
+        raise ValueError(
+            f"{path} cannot be read as weights ({type(error).__name__}: {reason}); pass a complete .safetensors file, "
+            "or a .pth file that holds only tensors."
+        ) from error
+    return given
+
+
 def _read(weights: str | Path) -> dict[str, Tensor]:
     path = Path(weights)
     if path.is_file():
-        try:
-            given = dict(load_state_dict(str(path), use_ema=False, weights_only=True))
-            return dict(given.get("state_dict_ema", given))  # the only weights in CSwin's checkpoints
-        except Exception as error:
-            raise ValueError(
-                f"{path} cannot be read as weights ({type(error).__name__}: {error}); "
-                "pass a complete .safetensors file, or a .pth file that holds only tensors."
-            ) from error
+        return read_weights(path)
     name = str(weights)
     if not timm.is_model(name.split(".")[0]):
         raise ValueError(f"{name!r} is neither a file nor a model of timm; check the path or name.")

@@ -1,11 +1,13 @@
-"""Checkpoints and result files that are whole or absent, whenever the process or the disk stops.
+"""Checkpoints that are complete and verified, or refused.
 
-A checkpoint is a folder `step-00000100` holding one safetensors file for each set of weights and `state.pt`
-with the rest. It is written under another name, forced to the disk, and renamed, so that a folder of that
-name is complete.
+A checkpoint is a folder `step-00000100` with one safetensors file for each set of weights, `state.pt` with the rest,
+and `manifest.json` with the checksums of these files, written last. It is written under another name, flushed to
+disk, and renamed, so that a folder of that name is complete.
 """
 
 import io
+import json
+import logging
 import os
 import pickle
 import shutil
@@ -13,137 +15,180 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
-from safetensors import SafetensorError
-from torch import Tensor, nn
+from torch import nn
 
-from lineardiff.files import explain_disk_errors, sync_folder
+from lineardiff.files import (
+    explain_disk_errors,
+    fingerprint,
+    is_unfinished,
+    read_blocks,
+    sync_folder,
+    unfinished,
+)
+from lineardiff.runs.weights import load_weights, weights_as_bytes
+
+__all__ = [
+    "check_checkpoint",
+    "list_checkpoints",
+    "load_checkpoint",
+    "newest_checkpoint",
+    "remove_unfinished",
+    "save_checkpoint",
+]
 
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
-_UNFINISHED = ".unfinished"
+_MANIFEST = "manifest.json"
+_STATE = "state.pt"
+
+_logger = logging.getLogger("lineardiff")
 
 
 def save_checkpoint(
     folder: Path, step: int, *, weights: Mapping[str, nn.Module], state: Mapping[str, Any]
 ) -> Path:
-    """Writes `folder/step-%08d` and removes all but the newest two.
+    """Write `folder/step-%08d` and remove all but the newest two.
+
+    An intact checkpoint of the same step is kept, a damaged one is replaced.
 
     Args:
-        folder: the `checkpoints` folder of a run.
-        step: updates done.
-        weights: file name without suffix -> module whose parameters and buffers go into it.
-        state: everything else, of types that `torch.load(weights_only=True)` reads.
+        folder: The `checkpoints` folder of a run.
+        step: Updates done.
+        weights: File name without suffix -> module whose parameters and buffers go into it.
+        state: Everything else, of types that `torch.load(weights_only=True)` reads.
+
+    Returns:
+        The folder of the checkpoint.
 
     Raises:
-        OSError: the disk is full or cannot be written; the older checkpoints are untouched, nothing is left
-            behind.
+        OSError: The disk is full or cannot be written. The older checkpoints are intact and nothing is left behind.
     """
     path = folder / f"step-{step:08d}"
     if path.exists():
-        return path
-    unfinished = path.with_name(path.name + _UNFINISHED)
+        try:
+            check_checkpoint(path)
+        except ValueError:
+            _remove(path)
+        else:
+            return path
+    part = unfinished(path)
     with explain_disk_errors(path):
         try:
-            unfinished.mkdir(parents=True)
-            for name, module in weights.items():
-                _write(unfinished / f"{name}.safetensors", weights_as_bytes(module))
+            part.mkdir(parents=True)
             buffer = io.BytesIO()
             torch.save(dict(state), buffer)
-            _write(unfinished / "state.pt", buffer.getvalue())
-            unfinished.rename(path)
+            manifest = {}
+            files = [
+                (f"{name}.safetensors", lambda m=module: weights_as_bytes(m))
+                for name, module in weights.items()
+            ]
+            for name, content in (*files, (_STATE, buffer.getvalue)):
+                data = content()
+                manifest[name] = {"bytes": len(data), "sha256": fingerprint([data])}
+                _write(part / name, data)
+            _write(part / _MANIFEST, (json.dumps(manifest, indent=2) + "\n").encode())
+            sync_folder(part)
+            part.rename(path)
             sync_folder(folder)
         except OSError:
-            shutil.rmtree(unfinished, ignore_errors=True)
+            shutil.rmtree(part, ignore_errors=True)
             raise
     for old in list_checkpoints(folder)[:-KEEP]:
-        # Renamed first, so that a checkpoint is never there in part.
-        shutil.rmtree(old.rename(old.with_name(old.name + _UNFINISHED)))
+        _remove(old)
     return path
 
 
 def list_checkpoints(folder: Path) -> list[Path]:
-    """The complete checkpoints of a run's `checkpoints` folder, oldest first."""
-    return sorted(p for p in folder.glob("step-*") if p.is_dir() and p.suffix != _UNFINISHED)
+    """Return the complete checkpoints of a run's `checkpoints` folder, oldest first."""
+    return sorted(p for p in folder.glob("step-*") if p.is_dir() and not is_unfinished(p))
+
+
+def newest_checkpoint(folder: Path) -> Path | None:
+    """Return the newest intact checkpoint of a run's `checkpoints` folder, or None if there are no checkpoints.
+
+    A damaged one is named in the log and skipped.
+
+    Raises:
+        ValueError: All of them are damaged.
+    """
+    damages = []
+    for path in reversed(list_checkpoints(folder)):
+        try:
+            check_checkpoint(path)
+        except ValueError as error:
+            damages.append(error)
+        else:
+            for damage in damages:
+                _logger.warning("%s Using %s instead.", damage, path.name)
+            return path
+    if damages:
+        raise damages[0]
+    return None
+
+
+def check_checkpoint(path: Path) -> None:
+    """Verify the files of a checkpoint against its manifest.
+
+    Raises:
+        ValueError: A file is missing or damaged; the message names it.
+    """
+    file = path / _MANIFEST
+    try:
+        manifest = json.loads(file.read_bytes())
+        expected = {
+            str(name): (int(entry["bytes"]), str(entry["sha256"])) for name, entry in manifest.items()
+        }
+        if _STATE not in expected:
+            raise ValueError(f"it does not list {_STATE}")
+    except FileNotFoundError as error:
+        raise ValueError(
+            f"{path} has no {_MANIFEST}, so its files cannot be verified: it is incomplete, or was written by a "
+            "version before checksums. Restore the checkpoint from a copy, or choose another output folder."
+        ) from error
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise ValueError(f"{file} is damaged ({error}). Restore it from a copy.") from error
+    for name, (size, checksum) in expected.items():
+        file = path / name
+        if not file.is_file():
+            raise ValueError(f"{file} is missing. Restore it from a copy.")
+        found = (
+            fingerprint(read_blocks(file)) if file.stat().st_size == size else f"{file.stat().st_size} bytes"
+        )
+        if found != checksum:
+            raise ValueError(
+                f"{file} is damaged ({found}, expected {checksum} and {size} bytes). Restore it from a copy."
+            )
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Removes what a killed process left half written in a run's `checkpoints` folder."""
-    for path in folder.glob(f"step-*{_UNFINISHED}"):
-        shutil.rmtree(path)
+    """Remove what a killed process left half written in a run's `checkpoints` folder."""
+    for path in folder.glob("step-*"):
+        if is_unfinished(path):
+            shutil.rmtree(path)
 
 
 def load_checkpoint(path: Path, *, weights: Mapping[str, nn.Module]) -> dict[str, Any]:
-    """Loads the weights of a checkpoint into `weights` (see save_checkpoint) and returns its state, on the
-    CPU.
+    """Load the weights of an intact checkpoint into `weights` (see :func:`save_checkpoint`) and return its state.
+
+    Returns:
+        The state, on the CPU.
 
     Raises:
-        ValueError: a file is missing or cut short, or the weights are those of another model.
+        ValueError: A file is missing, or the weights are those of another model.
     """
     for name, module in weights.items():
         load_weights(module, path / f"{name}.safetensors")
-    file = path / "state.pt"
+    file = path / _STATE
     try:
-        return torch.load(file, map_location="cpu", weights_only=True)
-    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError) as error:
-        raise _unreadable(file, error) from error
+        return dict(torch.load(file, map_location="cpu", weights_only=True))
+    except (OSError, RuntimeError, EOFError, TypeError, ValueError, pickle.UnpicklingError) as error:
+        reason = (str(error) or type(error).__name__).splitlines()[0]
+        raise ValueError(f"{file} is damaged ({reason}). Restore it from a copy.") from error
 
 
-def load_weights(model: nn.Module, path: str | Path) -> None:
-    """Loads a safetensors file into `model`; every tensor must be there, of the same shape, and no other.
-
-    Raises:
-        ValueError: the file is missing, cut short, or holds the weights of another model; the message says
-            which tensors differ.
-    """
-    path = Path(path)
-    try:
-        tensors = safetensors.torch.load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise _unreadable(path, error) from error
-    differences = _differences(model.state_dict(), tensors)
-    if differences:
-        raise ValueError(
-            f"{path} holds the weights of another model: {'; '.join(differences)}. "
-            "Build the model with the name and the arguments it was trained with (config.json, recipe.json)"
-        )
-    model.load_state_dict(tensors)
-
-
-def weights_as_bytes(module: nn.Module) -> bytes:
-    """The parameters and buffers of a module in the safetensors format."""
-    return safetensors.torch.save(
-        {name: t.detach().contiguous().cpu() for name, t in module.state_dict().items()}
-    )
-
-
-def _differences(expected: Mapping[str, Tensor], found: Mapping[str, Tensor], *, shown: int = 3) -> list[str]:
-    shapes = [
-        f"{name} is {tuple(found[name].shape)}, the model's {tuple(expected[name].shape)}"
-        for name in expected.keys() & found.keys()
-        if found[name].shape != expected[name].shape
-    ]
-    kinds = {
-        "other shapes": sorted(shapes),
-        "missing": sorted(expected.keys() - found.keys()),
-        "not in the model": sorted(found.keys() - expected.keys()),
-    }
-    return [
-        f"{kind}: {', '.join(names[:shown])}"
-        + (f" and {len(names) - shown} more" if len(names) > shown else "")
-        for kind, names in kinds.items()
-        if names
-    ]
-
-
-def _unreadable(file: Path, error: Exception) -> ValueError:
-    if not file.exists():
-        return ValueError(f"{file} is missing: the checkpoint is incomplete or the path wrong")
-    reason = (str(error) or type(error).__name__).splitlines()[0]
-    return ValueError(
-        f"{file} cannot be read, it is cut short or damaged ({reason}): "
-        f"remove {file.parent} to go on from the checkpoint before it, or copy the file again"
-    )
+def _remove(path: Path) -> None:
+    # Renamed first, so that a folder of that name is never incomplete.
+    shutil.rmtree(path.rename(unfinished(path)))
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -151,4 +196,3 @@ def _write(path: Path, data: bytes) -> None:
         file.write(data)
         file.flush()
         os.fsync(file.fileno())
-    sync_folder(path.parent)

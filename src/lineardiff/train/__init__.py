@@ -1,6 +1,5 @@
-"""One training loop on Accelerate, and the objectives it trains."""
+"""One training loop on Accelerate, and the objectives it optimizes."""
 
-from lineardiff.runs.checkpoint import load_weights
 from lineardiff.train.classification import ClassificationTask
 from lineardiff.train.generation import GenerationTask
 from lineardiff.train.interrupt import TrainingInterrupted
@@ -12,6 +11,5 @@ __all__ = [
     "GenerationTask",
     "Task",
     "TrainingInterrupted",
-    "load_weights",
     "train",
 ]

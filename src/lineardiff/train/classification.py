@@ -1,11 +1,9 @@
-"""The objective "tell images apart": the data, timm's model and losses, accuracy."""
+"""Image classification: the data, timm's models and losses, accuracy."""
 
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import timm
-import torch
 from accelerate import PartialState
 from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD, Mixup
 from timm.loss import LabelSmoothingCrossEntropy, SoftTargetCrossEntropy
@@ -22,29 +20,31 @@ from lineardiff.data import (
 )
 from lineardiff.evaluate.accuracy import accuracy
 from lineardiff.recipes import ClassificationRecipe
-from lineardiff.suggest import suggest
+from lineardiff.runs.model import build_model
+from lineardiff.train.data_record import data_record
 
 
 class ClassificationTask:
-    """Image classification as `train` takes it.
+    """Image classification, for :func:`lineardiff.train.train`.
 
-    Mixup and CutMix mix an image with one of the same process and part of the batch, by numbers that follow
-    from (seed, step, rank): with mixing, another number of processes or parts is another experiment.
+    Mixup and CutMix mix images of the same process and the same part of the batch, with random numbers that are a
+    function of (seed, step, rank): with mixing, another number of processes or parts is another experiment.
 
     Attributes:
-        model: the network with weights drawn from the seed; (B, 3, image_size, image_size) to (B, classes).
-        train_data: the augmented training images.
-        validation: the validation images.
-        classes: the class names; a label is an index into them.
+        model: The network with weights drawn from the seed; (B, 3, image_size, image_size) to (B, classes).
+        train_data: The augmented training images.
+        validation: The validation images.
+        classes: The class names; a label is an index into them.
 
     Raises:
-        ValueError: data or model of the recipe do not exist or do not fit together.
+        ValueError: The data or the model of the recipe do not exist or do not fit together.
     """
 
     def __init__(self, recipe: ClassificationRecipe) -> None:
         self.recipe = recipe
         splits = [open_images(recipe.data, s, bad_images=recipe.bad_images) for s in ("train", "validation")]
         check_same_classes(*splits)
+        self._splits = splits
         self.classes = splits[0].classes
         self.train_data = Augmented(
             subset(splits[0], limit=recipe.train_limit, seed=recipe.seed),
@@ -64,7 +64,14 @@ class ClassificationTask:
         self.validation = subset(splits[1], limit=recipe.validation_limit, seed=recipe.seed)
         self.repeats = recipe.repeated_augmentation
         self.collate = default_collate
-        self.model = build_model(recipe, num_classes=len(self.classes))
+        self.model = build_model(
+            recipe.model,
+            recipe.model_kwargs(),
+            num_classes=len(self.classes),
+            image_size=recipe.image_size,
+            drop_path=recipe.drop_path,
+            seed=recipe.seed,
+        )
         self._mix = None
         self._criterion: Callable[[Tensor, Tensor], Tensor] = LabelSmoothingCrossEntropy(
             recipe.label_smoothing
@@ -80,8 +87,12 @@ class ClassificationTask:
                 num_classes=len(self.classes),
             )
 
+    def data_record(self) -> dict[str, Any]:
+        """Return the record of the training and the validation images."""
+        return data_record(train=self._splits[0], validation=self._splits[1])
+
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean cross-entropy of images (B, 3, H, W), labels (B,), mixed and smoothed as the recipe says."""
+        """Return the mean cross-entropy of images (B, 3, H, W) and labels (B,), mixed and smoothed as in the recipe."""
         images, targets = batch
         if self._mix is not None:
             if len(images) % 2:
@@ -92,7 +103,7 @@ class ClassificationTask:
         return self._criterion(model(images), targets)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Over all validation images: loss (nats), top1 and top5 (per cent). Only the main process works."""
+        """Return loss (nats), top1 and top5 (per cent) over all validation images; {} except in the main process."""
         if not PartialState().is_main_process:
             return {}
         metrics = accuracy(
@@ -112,13 +123,13 @@ class ClassificationTask:
         return {name: metrics[name] for name in ("loss", "top1", "top5")}
 
     def picture(self, model: nn.Module) -> None:
-        """There is none."""
+        """Return None: there is nothing to show."""
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """Nothing: the weights and config.json are what timm reads."""
+        """Do nothing: timm reads the weights and config.json."""
 
     def config(self) -> dict[str, Any]:
-        """Flat for people, and nested as `timm.create_model("local-dir:<run>", pretrained=True)` reads it."""
+        """Return a description that `timm.create_model("local-dir:<run>", pretrained=True)` reads too."""
         recipe = self.recipe
         images = {
             "mean": IMAGENET_DEFAULT_MEAN,
@@ -139,43 +150,3 @@ class ClassificationTask:
                 "label_names": self.classes,
             },
         }
-
-
-def build_model(recipe: ClassificationRecipe, *, num_classes: int) -> nn.Module:
-    """The recipe's model from timm's registry, its weights drawn from the recipe's seed.
-
-    Raises:
-        ValueError: timm knows no such model, it does not take the arguments, or not images of this size.
-    """
-    if not timm.is_model(recipe.model):
-        hint = suggest(recipe.model, timm.list_models())
-        raise recipe.error("model", f"no model of that name is registered; {hint}")
-
-    def create(**drop_path: float) -> nn.Module:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(recipe.seed)
-            return timm.create_model(
-                recipe.model, num_classes=num_classes, **drop_path, **recipe.model_kwargs()
-            )
-
-    try:
-        try:
-            model = create(
-                drop_path_rate=recipe.drop_path
-            )  # 0 too: some models would take another by default
-        except TypeError as error:
-            if recipe.drop_path or "drop_path_rate" not in str(error):
-                raise
-            model = create()  # this one has no stochastic depth
-    except TypeError as error:
-        raise recipe.error("model_args", f"{recipe.model} does not take them: {error}") from error
-    try:
-        with torch.no_grad():
-            model.eval()(torch.zeros(1, 3, recipe.image_size, recipe.image_size))
-    except (AssertionError, RuntimeError, ValueError) as error:
-        raise recipe.error(
-            "image_size",
-            f"{recipe.model} does not take images of this size ({error}); "
-            f"give the size the model is for, or model_args img_size={recipe.image_size}",
-        ) from error
-    return model

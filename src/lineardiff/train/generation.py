@@ -13,7 +13,15 @@ from torch.utils.data import Subset, default_collate
 from torchvision import transforms
 from torchvision.utils import make_grid
 
-from lineardiff.data import Augmented, Transform, center_crop, check_same_classes, open_images, subset
+from lineardiff.data import (
+    Augmented,
+    ImageSplit,
+    Transform,
+    center_crop,
+    check_same_classes,
+    open_images,
+    subset,
+)
 from lineardiff.data.latents import Latents, open_latents, sample_moments
 from lineardiff.device import autocast
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
@@ -21,6 +29,7 @@ from lineardiff.models import create_dit
 from lineardiff.pipelines.autoencoder import LATENT_SCALE, fingerprint_of
 from lineardiff.pipelines.pretrained import load_vae
 from lineardiff.recipes import GenerationRecipe
+from lineardiff.train.data_record import data_record
 
 if TYPE_CHECKING:
     from lineardiff.models.dit import DiT
@@ -75,6 +84,10 @@ class GenerationTask:
         else:
             learned = self.model.out_channels == 2 * self.model.in_channels
             self._objective = GaussianDiffusion(variance="learned_range" if learned else "fixed_large")
+
+    def data_record(self) -> dict[str, Any]:
+        """Return the record of the images or latents."""
+        return data_record(**self._sources)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """Mean loss of images (B, C, H, W) or moments (B, 8, H, W) and labels (B,), at random times and noise."""
@@ -169,6 +182,7 @@ class GenerationTask:
         recipe = self.recipe
         splits = [open_images(recipe.data, s, bad_images=recipe.bad_images) for s in ("train", "validation")]
         check_same_classes(*splits)
+        self._sources: dict[str, ImageSplit | Latents] = {"train": splits[0], "validation": splits[1]}
         self.classes = splits[0].classes
         transform = partial(pixel_transform, image_size=recipe.image_size, grey=recipe.space == "grey")
         self.train_data = Augmented(
@@ -186,6 +200,7 @@ class GenerationTask:
                 f"its latents have moments of {(8, side, side)}, but {recipe.data} holds {found}; give the size that "
                 "they were written at",
             )
+        self._sources = {"train": latents}
         self.classes = latents.classes
         self.train_data = latents
         self.validation = self._fixed_part(latents)

@@ -11,23 +11,23 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class TrainingInterrupted(KeyboardInterrupt):
-    """Training stopped on request, after writing a checkpoint; the message says how to go on.
+    """Training stopped on request, after writing a checkpoint; the message says how to resume.
 
     A KeyboardInterrupt, so that a script that does not catch it ends like any other on Ctrl-C.
     """
 
 
 class StopRequest:
-    """Whether someone asked the process to stop."""
+    """Whether the process was asked to stop."""
 
     made = False
 
 
 @contextmanager
 def stop_on_signal() -> Iterator[StopRequest]:
-    """Within the block the first SIGINT or SIGTERM only notes the request; the second acts as usual.
+    """Record the first SIGINT or SIGTERM within the block; the second one acts as usual.
 
-    Signals belong to the main thread; in another thread the block changes nothing.
+    Only the main thread can handle signals; in another thread the block changes nothing.
     """
     request = StopRequest()
     if threading.current_thread() is not threading.main_thread():
@@ -45,7 +45,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         restore()
         if os.getpid() == here:  # and not in a loader's process, which inherits the handler
             # Not print: the signal may have come in the middle of another write to the same stream.
-            os.write(2, b"\nstopping after a checkpoint; once more to stop at once\n")
+            os.write(2, b"\nstopping after a checkpoint; press Ctrl-C again to stop now\n")
 
     for number in SIGNALS:
         signal.signal(number, note)
@@ -56,8 +56,6 @@ def stop_on_signal() -> Iterator[StopRequest]:
 
 
 def leave_signals_to_parent(worker: int) -> None:
-    """A DataLoader worker_init_fn: a terminal sends Ctrl-C to the workers too, and the last update needs
-    them.
-    """
+    """Ignore signals in a DataLoader worker: a terminal sends Ctrl-C to workers too, and the last update needs them."""
     for number in SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""What a run tells while it goes: CSV tables, TensorBoard, a progress bar, its speed."""
+"""Progress and speed of a run."""
 
 import sys
 import time
@@ -12,10 +12,10 @@ LINE_EVERY = 30.0  # seconds between two lines of progress where there is no ter
 
 
 class Throughput:
-    """Images per second of training, the time of validating and saving left out.
+    """Training images per second, without the time of validating and saving.
 
     Args:
-        laps: speeds measured before, by an earlier process of the same run.
+        laps: Speeds measured earlier in the same run.
     """
 
     def __init__(self, laps: Sequence[float] = ()) -> None:
@@ -25,26 +25,24 @@ class Throughput:
 
     @contextmanager
     def pause(self) -> Iterator[None]:
-        """Time inside the block does not count."""
+        """Exclude the time inside the block."""
         start = time.perf_counter()
         yield
         self._paused += time.perf_counter() - start
 
     def lap(self, images: int) -> None:
-        """Ends a lap of `images` training images; call it when the device has finished its work."""
+        """End a lap of `images` training images; call it when the device has finished its work."""
         now = time.perf_counter()
         self.laps.append(images / max(now - self._start - self._paused, 1e-9))
         self._start, self._paused = now, 0.0
 
     def median(self) -> float | None:
-        """Median images per second; without the first lap, which holds compilation, once there are others."""
+        """Return the median images per second, without the first lap (compilation) if there are others."""
         return median(self.laps[1:] or self.laps) if self.laps else None
 
 
 class Progress:
-    """The whole run as a bar with loss, images/s and remaining time; as a line now and then without a
-    terminal.
-    """
+    """A progress bar of the run with loss, images/s and remaining time, or occasional lines without a terminal."""
 
     def __init__(self, *, step: int, total_steps: int, shown: bool, name: str) -> None:
         self._lines = shown and not sys.stderr.isatty()
@@ -60,12 +58,12 @@ class Progress:
         self._start = self._last_line = time.monotonic()
 
     def update(self) -> None:
-        """Counts one update."""
+        """Count one update."""
         self._step += 1
         self._bar.update()
 
     def report(self, *, loss: float, images_per_second: float) -> None:
-        """Shows the newest numbers."""
+        """Show the newest numbers."""
         numbers = f"loss {loss:.4f}, {images_per_second:,.0f} images/s"
         self._bar.set_postfix_str(numbers, refresh=False)
         now = time.monotonic()
@@ -76,10 +74,10 @@ class Progress:
             print(f"{done}, {numbers}, {tqdm.format_interval(left)} left", file=sys.stderr, flush=True)
 
     def say(self, text: str) -> None:
-        """Prints a line of its own, above the bar."""
+        """Print a line above the bar."""
         if self._lines or not self._bar.disable:
             self._bar.write(text, file=sys.stderr)
 
     def close(self) -> None:
-        """Leaves the bar as it is."""
+        """Leave the bar as it is."""
         self._bar.close()

@@ -1,28 +1,25 @@
-"""The training loop: one for every objective, one process or many, started once or a hundred times."""
+"""The training loop, for every objective, in one process or several, resumable at any update."""
 
 import logging
 import math
-import platform
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-import accelerate
 import numpy as np
-import timm
 import torch
-from accelerate.utils import send_to_device, set_seed
+from accelerate.utils import broadcast_object_list, send_to_device, set_seed
 from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lineardiff._version import __version__
+from lineardiff.bench.machine import environment
 from lineardiff.data.sampling import EpochBatches
-from lineardiff.recipes import TrainingRecipe
-from lineardiff.runs.checkpoint import load_checkpoint, save_checkpoint
-from lineardiff.runs.folder import RunFolder
+from lineardiff.runs.checkpoint import load_checkpoint
+from lineardiff.runs.run import RunWriter
 from lineardiff.train.interrupt import (
     StopRequest,
     TrainingInterrupted,
@@ -40,46 +37,54 @@ from lineardiff.train.task import Task
 
 _logger = logging.getLogger("lineardiff")
 
+Result = TypeVar("Result")
 
-def train(recipe: TrainingRecipe, task: Task, *, output: str | Path, resume: bool = True) -> dict[str, Any]:
-    """Trains `task.model` by the recipe, or goes on where an earlier call with this output stopped.
 
-    Runs on whatever Accelerate finds: the CPU, a GPU, or many processes under torchrun or `accelerate launch`
-    (with a file system they share). Every random number is a function of (seed, step, rank), so a run that is
-    killed at any moment and repeated gives the same train.csv and the same weights, bit for bit on the CPU,
-    and on a GPU as far as its kernels are deterministic (`torch.use_deterministic_algorithms`).
+def train(
+    task: Task, *, output: str | Path, resume: bool = True, accept_changed_data: bool = False
+) -> dict[str, Any]:
+    """Train `task.model` with `task.recipe`, or resume an earlier call with the same output.
+
+    Runs on what Accelerate finds: the CPU, a GPU, or several processes under torchrun or `accelerate launch`, which
+    must share a file system. Every random number is a function of (seed, step, rank), so a run that is killed at any
+    moment and rerun produces the same train.csv and the same weights, bit for bit on the CPU, and on a GPU as far as
+    its kernels are deterministic (`torch.use_deterministic_algorithms`).
 
     Args:
-        recipe: how to train; the fields of `TrainingRecipe` are read here, the others by the task.
-        task: what to train; its model is moved to the device and trained in place.
-        output: folder of the run: recipe.json, train.csv (loss: mean since the row before; grad_norm: of that
-            update, before clipping), validation.csv, samples/ (pictures of the task), tensorboard/, checkpoints/,
-            and at the end model.safetensors (the averaged weights where the recipe asks for an EMA),
-            config.json, summary.json and what the task exports.
-        resume: go on from the newest checkpoint in `output`; without, an output that holds one is refused.
+        task: What to train, and how: the loop reads the fields of `TrainingRecipe`, the task the others. Its model is
+            moved to the device and trained in place.
+        output: Folder of the run, see :mod:`lineardiff.runs.run`. In train.csv, loss is the mean since the previous
+            row and grad_norm that of the update, before clipping. The result is the averaged weights if the recipe
+            asks for an EMA.
+        resume: Resume from the newest intact checkpoint in `output`; if False, refuse an output that holds one.
+        accept_changed_data: Resume even if images were added, removed or replaced since.
 
     Returns:
-        The content of summary.json, in every process; `images_per_second` is the median over the rows of
-        train.csv, all processes together, the time of validating and saving left out.
+        The content of summary.json, in every process. Its `images_per_second` is the median over the rows of
+        train.csv, of all processes together, without the time of validating and saving.
 
     Raises:
-        ValueError: the recipe cannot run here, the output holds a run of another recipe, or a damaged
-            checkpoint.
-        FloatingPointError: the loss or the gradient is not finite any more.
-        OSError: the disk is full; the checkpoints written before are intact.
-        TrainingInterrupted: SIGINT or SIGTERM; a checkpoint was written. Several processes stop at the next
-            row of train.csv, one process after the update.
+        ValueError: The recipe cannot run here; the output holds a run of another recipe or of other data, or only
+            damaged checkpoints; or another training is using it.
+        FloatingPointError: The loss or the gradient is no longer finite.
+        OSError: The disk is full; earlier checkpoints are intact.
+        TrainingInterrupted: SIGINT or SIGTERM, after a checkpoint was written. One process stops after the current
+            update, several at the next row of train.csv.
     """
-    loop = _Loop(recipe, task, RunFolder(Path(output)), resume=resume)
-    with stop_on_signal() as request:
-        loop.run(request)
-    return loop.finish()
+    loop = _Loop(task, RunWriter(Path(output)))
+    with loop.unlock:
+        loop.restore(resume=resume, accept_changed_data=accept_changed_data)
+        with stop_on_signal() as request:
+            loop.run(request)
+        return loop.finish()
 
 
 class _Loop:
-    def __init__(self, recipe: TrainingRecipe, task: Task, folder: RunFolder, *, resume: bool) -> None:
+    def __init__(self, task: Task, folder: RunWriter) -> None:
+        recipe = task.recipe
         self.recipe, self.task, self.folder = recipe, task, folder
         self.started = time.monotonic()
+        self.unlock = ExitStack()
         self.accelerator = build_accelerator(recipe)
         self.main = self.accelerator.is_main_process
         self.network = task.model.to(self.accelerator.device)
@@ -89,7 +94,7 @@ class _Loop:
         optimizer = build_optimizer(recipe, self.network)
         self.model, self.optimizer = self.accelerator.prepare(self.network, optimizer)
 
-        batches = partial(
+        self.batches = partial(
             EpochBatches,
             len(task.train_data),  # type: ignore[arg-type]
             batch_size=recipe.batch_size,
@@ -98,7 +103,7 @@ class _Loop:
             rank=self.accelerator.process_index,
             world_size=self.accelerator.num_processes,
         )
-        self.steps_per_epoch = batches(total_steps=0).steps_per_epoch
+        self.steps_per_epoch = self.batches(total_steps=0).steps_per_epoch
         self.total_steps = recipe.total_steps(self.steps_per_epoch)
         self.scheduler = build_scheduler(recipe, optimizer, steps_per_epoch=self.steps_per_epoch)
 
@@ -106,12 +111,15 @@ class _Loop:
         self.recent: list[Tensor] = []  # (loss, norm of the gradient) of the updates since the last row
         self.seconds_before = 0.0
         self.throughput = Throughput()
-        self._restore(resume)
-        self.loader: DataLoader[list[Any]] = DataLoader(
-            task.train_data,
-            batch_sampler=batches(start_step=self.step, total_steps=self.total_steps),
-            collate_fn=partial(_collate_parts, task.collate, recipe.accumulate),
-            num_workers=recipe.workers,
+
+    @property
+    def loader(self) -> DataLoader[list[Any]]:
+        """Batches from `step` on."""
+        return DataLoader(
+            self.task.train_data,
+            batch_sampler=self.batches(start_step=self.step, total_steps=self.total_steps),
+            collate_fn=partial(_collate_parts, self.task.collate, self.recipe.accumulate),
+            num_workers=self.recipe.workers,
             worker_init_fn=leave_signals_to_parent,
             pin_memory=self.accelerator.device.type == "cuda",
         )
@@ -136,8 +144,11 @@ class _Loop:
                 if stop:
                     raise TrainingInterrupted(
                         f"stopped after step {self.step} of {self.total_steps}; "
-                        f"repeat the command to go on from {self.folder.path}"
+                        f"rerun the command to resume {self.folder.path}"
                     )
+            # Someone may have deleted a damaged table of a finished run.
+            if self._on_main(lambda: not self.folder.validation.rows):
+                self._validate(progress)
         finally:
             progress.close()
             if self.main:
@@ -161,7 +172,7 @@ class _Loop:
                     )
                 self.optimizer.step()
                 self.optimizer.zero_grad()
-        # fp16 skips an update whose gradient overflowed; the average then has nothing new to take in.
+        # fp16 skips an update whose gradient overflowed; the average then has nothing to add.
         if self.averaged is not None and not self.optimizer.step_was_skipped:
             self.averaged.update(self.network)
         self.step += 1
@@ -170,15 +181,15 @@ class _Loop:
         self.recent.append(torch.stack([accelerator.reduce(loss, "mean"), norm]))
 
     def _read(self) -> list[list[float]]:
-        """The (loss, gradient norm) of the recent updates as numbers, found to be finite."""
+        """The (loss, gradient norm) of the recent updates as numbers, after checking that they are finite."""
         numbers = torch.stack(self.recent).tolist() if self.recent else []
         overflow_is_handled = self.accelerator.scaler is not None
         for step, (loss, norm) in enumerate(numbers, start=self.step - len(numbers) + 1):
             if not math.isfinite(loss) or not (math.isfinite(norm) or overflow_is_handled):
                 raise FloatingPointError(
                     f"step {step}: the loss is {loss} and the norm of the gradient {norm}. Try a lower "
-                    "learning_rate, a longer warmup_epochs, clip_grad=1.0 or another precision; "
-                    f"what {self.folder.path} holds is from before"
+                    "learning_rate, a longer warmup_epochs, clip_grad=1.0 or another precision. The checkpoints in "
+                    f"{self.folder.path} are from before."
                 )
         return numbers
 
@@ -238,7 +249,6 @@ class _Loop:
         self._read()
         if not self.main:
             return
-        self.folder.flush()
         scaler = self.accelerator.scaler
         state = {
             "step": self.step,
@@ -249,63 +259,95 @@ class _Loop:
             "laps": self.throughput.laps,
             "seconds": self._seconds(),
         }
-        save_checkpoint(self.folder.checkpoints, self.step, weights=self._weights(), state=state)
+        self.folder.save_checkpoint(self.step, weights=self._weights(), state=state)
 
-    def _restore(self, resume: bool) -> None:
-        checkpoint = self.folder.newest_checkpoint(self.recipe, resume=resume)
+    def restore(self, *, resume: bool, accept_changed_data: bool) -> None:
+        """Lock the folder and load the newest checkpoint, the same one in every process."""
+        data: dict[str, Any] = {}
+
+        def find() -> Path | None:
+            self.unlock.enter_context(self.folder.lock())
+            data.update(self.task.data_record())
+            return self.folder.resume_point(
+                self.recipe, data, resume=resume, accept_changed_data=accept_changed_data
+            )
+
+        checkpoint = self._on_main(find)
         if checkpoint is not None:
+            if self.main:
+                _logger.info("resuming the run in %s from %s", self.folder.path, checkpoint.name)
             state = load_checkpoint(checkpoint, weights=self._weights())
-            self.step = state["step"]
-            self.optimizer.load_state_dict(state["optimizer"])
-            if self.accelerator.scaler is not None:
-                self.accelerator.scaler.load_state_dict(state["scaler"])
-            self.recent = [row.to(self.accelerator.device) for row in state["recent"]]
-            self.throughput = Throughput(state["laps"])
-            self.seconds_before = state["seconds"]
-            if state["processes"] != self.accelerator.num_processes:
-                _logger.warning(
-                    "the run began with %d processes and goes on with %d: sums are rounded otherwise, Mixup "
-                    "draws other numbers, and the curve is not the same bit for bit",
-                    state["processes"],
-                    self.accelerator.num_processes,
-                )
-        self.accelerator.wait_for_everyone()
+            try:
+                self._load(state)
+            except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+                raise ValueError(
+                    f"{checkpoint}/state.pt does not hold the state of this run ({error!r}). Restore it from a copy, "
+                    "or choose another output folder."
+                ) from error
+        config = {**self.task.config(), "weights": self._kind()}
+        self._on_main(lambda: self.folder.open(self.recipe, config=config, data=data, step=self.step))
+
+    def _load(self, state: dict[str, Any]) -> None:
+        self.step = state["step"]
+        self.optimizer.load_state_dict(state["optimizer"])
+        if self.accelerator.scaler is not None:
+            self.accelerator.scaler.load_state_dict(state["scaler"])
+        self.recent = [row.to(self.accelerator.device) for row in state["recent"]]
+        self.throughput = Throughput(state["laps"])
+        self.seconds_before = state["seconds"]
+        if state["processes"] != self.accelerator.num_processes:
+            _logger.warning(
+                "The run was started with %d processes and is resumed with %d: sums are rounded differently, Mixup "
+                "draws other numbers, and the curve is not the same bit for bit.",
+                state["processes"],
+                self.accelerator.num_processes,
+            )
+
+    def _on_main(self, work: Callable[[], Result]) -> Result:
+        """Return in every process what `work` returned in the main one; raise its error in all of them."""
+        outcome: list[Any] = [None, None]
         if self.main:
-            self.folder.open(self.recipe, step=self.step)
+            try:
+                outcome[0] = work()
+            except Exception as error:
+                outcome[1] = error
+        if self.accelerator.num_processes > 1:
+            broadcast_object_list(outcome)
+        if outcome[1] is not None:
+            raise outcome[1]
+        return outcome[0]
 
     def _seconds(self) -> float:
         return self.seconds_before + time.monotonic() - self.started
 
+    def _kind(self) -> str:
+        return "ema" if self.averaged is not None else "model"
+
     def finish(self) -> dict[str, Any]:
-        kind = "ema" if self.averaged is not None else "model"
-        if self.main:
+        """Write the result and return the summary."""
+
+        def write() -> dict[str, Any]:
             last = self.folder.validation.rows[-1]
             summary = {
                 "recipe": self.recipe.name,
                 "model": self.recipe.model,
                 **{name: float(value) for name, value in last.items() if name not in ("step", "epoch")},
-                "weights": kind,
+                "weights": self._kind(),
                 "parameters": sum(p.numel() for p in self.network.parameters()),
                 "steps": self.step,
                 "images_per_second": self.throughput.median(),
                 "seconds": self._seconds(),
                 "processes": self.accelerator.num_processes,
-                "threads": torch.get_num_threads(),
-                "device": _device_name(self.accelerator.device),
+                "device": self.accelerator.device.type,
                 "precision": self.recipe.precision,
-                "python": platform.python_version(),
-                "torch": torch.__version__,
-                "timm": timm.__version__,
-                "accelerate": accelerate.__version__,
-                "lineardiff": __version__,
+                "machine": environment(("lineardiff", "torch", "timm", "accelerate")),
             }
-            config = {**self.task.config(), "weights": kind}
-            self.task.export(self._result(), self.folder.path)
-            self.folder.write_result(self._result(), config=config, summary=summary)
-            files = "model.safetensors, config.json, summary.json, train.csv, validation.csv, tensorboard/"
-            _logger.info("%s holds %s", self.folder.path, files)
-        self.accelerator.wait_for_everyone()
-        return self.folder.read_summary()
+            self.folder.write_result(self._result(), export=self.task.export, summary=summary)
+            files = "model.safetensors, config.json, summary.json, train.csv, validation.csv and tensorboard/"
+            _logger.info("%s holds %s.", self.folder.path, files)
+            return summary
+
+        return self._on_main(write)
 
 
 def _collate_parts(collate: Callable[[list[Any]], Any], accumulate: int, samples: list[Any]) -> list[Any]:
@@ -315,9 +357,3 @@ def _collate_parts(collate: Callable[[list[Any]], Any], accumulate: int, samples
 
 def _seed_of(seed: int, step: int, rank: int) -> int:
     return int(np.random.SeedSequence((seed, step, rank)).generate_state(1)[0])
-
-
-def _device_name(device: torch.device) -> str:
-    return (
-        torch.cuda.get_device_name(device) if device.type == "cuda" else platform.processor() or device.type
-    )

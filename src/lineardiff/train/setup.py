@@ -1,4 +1,4 @@
-"""From a recipe to Accelerate, timm's optimiser and timm's schedule."""
+"""Accelerate, timm's optimiser and timm's schedule from a recipe."""
 
 import torch
 from accelerate import Accelerator
@@ -12,19 +12,19 @@ from lineardiff.recipes import TrainingRecipe
 
 
 def build_accelerator(recipe: TrainingRecipe) -> Accelerator:
-    """Accelerate with the recipe's precision, compilation and accumulation, on the hardware it finds.
+    """Build an Accelerator with the recipe's precision, compilation and accumulation.
 
     Raises:
-        ValueError: fp16 without a GPU, or a batch that does not divide among the processes.
+        ValueError: The precision is fp16 without a GPU, or the batch does not divide evenly among the processes.
     """
     # Accelerate keeps the precision of the first Accelerator of a process; a second run may ask for another.
     AcceleratorState._reset_state()
     accelerator = Accelerator(
-        # Said outright, because under torchrun Accelerate joins processes on the CPU only when it is.
+        # Explicit, because under torchrun Accelerate joins processes on the CPU only if told so.
         cpu=not torch.accelerator.is_available(),
         mixed_precision=recipe.precision,
         dynamo_backend="inductor" if recipe.compile else "no",
-        # As a plugin, because the plain argument gives way to a variable that `accelerate launch` sets.
+        # As a plugin, because `accelerate launch` sets a variable that overrides the plain argument.
         gradient_accumulation_plugin=GradientAccumulationPlugin(num_steps=recipe.accumulate),
     )
     if recipe.precision == "fp16" and accelerator.device.type == "cpu":
@@ -38,22 +38,30 @@ def build_accelerator(recipe: TrainingRecipe) -> Accelerator:
 
 
 def enable_grad_checkpointing(recipe: TrainingRecipe, network: nn.Module) -> None:
-    """Has the network recompute its activations in the backward pass, through timm's or diffusers' method.
+    """Make the network recompute its activations in the backward pass, through timm's or diffusers' method.
 
     Raises:
-        ValueError: it has neither.
+        ValueError: The network supports neither.
     """
     for name, arguments in (("set_grad_checkpointing", (True,)), ("enable_gradient_checkpointing", ())):
         switch = getattr(network, name, None)
         if switch is not None:
-            switch(*arguments)
+            try:
+                switch(*arguments)
+            except (
+                AssertionError,
+                NotImplementedError,
+                ValueError,
+            ):  # how timm says that a model does not support it
+                break
             return
-    raise recipe.error("grad_checkpointing", f"{recipe.model} has no set_grad_checkpointing()")
+    raise recipe.error("grad_checkpointing", f"{recipe.model} does not support it; leave it off")
 
 
 def build_optimizer(recipe: TrainingRecipe, network: nn.Module) -> torch.optim.Optimizer:
-    """timm's optimiser of that name: no decay of norms, biases and `no_weight_decay()`, layer decay if asked
-    for.
+    """Build timm's optimiser, with layer decay if the recipe asks for it.
+
+    Norms, biases and the parameters named by the model's `no_weight_decay()` get no weight decay.
 
     Raises:
         ValueError: timm has no optimiser of that name.
@@ -74,13 +82,12 @@ def build_optimizer(recipe: TrainingRecipe, network: nn.Module) -> torch.optim.O
 def build_scheduler(
     recipe: TrainingRecipe, optimizer: torch.optim.Optimizer, *, steps_per_epoch: int
 ) -> CosineLRScheduler:
-    """One cosine over all updates, its beginning replaced by a linear warm-up, as in DeiT; call
-    `step_update(step)`.
+    """Build one cosine over all updates whose beginning is replaced by a linear warm-up, as in DeiT.
 
-    It has no state: the learning rate of the update after `step` updates is a function of `step`.
+    It is stateless: after `step_update(step)` the learning rate is a function of `step`.
 
     Raises:
-        ValueError: the warm-up is longer than the training.
+        ValueError: The warm-up is longer than the training.
     """
     total_steps = recipe.total_steps(steps_per_epoch)
     warmup_steps = round(recipe.warmup_epochs * steps_per_epoch)

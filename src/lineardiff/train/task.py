@@ -1,4 +1,4 @@
-"""What the training loop asks of an objective."""
+"""The interface between the training loop and an objective."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,17 +7,25 @@ from typing import Any, Protocol
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
+from lineardiff.recipes import TrainingRecipe
+
+__all__ = ["Task"]
+
 
 class Task(Protocol):
-    """An objective: a model, the data it learns from, its loss and its measure of success.
+    """An objective: a recipe, a model, the data it learns from, its loss and its metrics.
 
-    The loop in `train/loop.py` knows nothing else of what is being learnt. Random numbers in `loss` come from
-    the global generators of Python, NumPy and torch, which the loop seeds before every update.
+    The loop in `train/loop.py` knows nothing else about what is learned. Random numbers in `loss` come from the global
+    generators of Python, NumPy and torch, which the loop seeds before every update.
     """
 
     @property
+    def recipe(self) -> TrainingRecipe:
+        """How to train."""
+
+    @property
     def model(self) -> nn.Module:
-        """The network, with its initial weights, on the CPU."""
+        """The network with its initial weights, on the CPU."""
 
     @property
     def train_data(self) -> Dataset[Any]:
@@ -25,23 +33,29 @@ class Task(Protocol):
 
     @property
     def repeats(self) -> int:
-        """How often each drawn sample appears in a row (repeated augmentation); 1 for once."""
+        """How often each drawn sample appears consecutively (repeated augmentation); usually 1."""
 
     @property
     def collate(self) -> Callable[[list[Any]], Any]:
-        """From samples to a batch, a nest of tensors; goes to the loader's processes, so it must pickle."""
+        """Function from samples to a batch of nested tensors; it is sent to loader processes, so it must pickle."""
+
+    def data_record(self) -> dict[str, Any]:
+        """Return a record of the data that shows whether they changed, JSON-serialisable.
+
+        It is {split: {class name: {"label": index, "images": count, "checksum": of names and sizes}}}.
+        """
 
     def loss(self, model: nn.Module, batch: Any) -> Tensor:
-        """The mean loss over `batch`, a scalar; `model` is `self.model` as prepared for the hardware."""
+        """Return the mean loss over `batch`, a scalar; `model` is `self.model` as prepared for the hardware."""
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Measures of success by name; every process calls it, what the main process returns is logged."""
+        """Return metrics by name. Every process calls it; the result of the main process is logged."""
 
     def picture(self, model: nn.Module) -> Tensor | None:
-        """What the model makes, uint8 (3, H, W), logged at every validation by the main process; None: nothing."""
+        """Return a picture of the model's output, uint8 (3, H, W), to log at validation, or None."""
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """Writes the result in formats of the objective's own into the folder of the run, in the main process."""
+        """Write the result in further formats into the folder of the run; only the main process calls it."""
 
     def config(self) -> dict[str, Any]:
-        """What `config.json` says of the model beside its weights: enough to build and to use it."""
+        """Return the content of config.json: what is needed to build and use the model, except its weights."""

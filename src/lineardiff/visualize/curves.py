@@ -1,6 +1,5 @@
 """Learning curves of training runs."""
 
-import csv
 from collections.abc import Mapping, Sequence
 from itertools import cycle
 from pathlib import Path
@@ -11,29 +10,14 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from lineardiff.runs import Run
+
 # From the palette of Okabe and Ito, which is safe for colour-blind readers; by `dark`.
 COLORS = {
     False: ("#0072b2", "#00805d", "#d55e00", "#cc79a7"),
     True: ("#56b4e9", "#2ec4a0", "#e69f00", "#e6a3c9"),
 }
 INK = {False: "#333333", True: "#d0d0d0"}
-
-
-def read_curve(path: Path) -> dict[str, list[float]]:
-    """The columns of a run's train.csv or validation.csv, by name; an empty cell reads as nan.
-
-    Raises:
-        FileNotFoundError: The file does not exist.
-        ValueError: It holds no row, or a cell that is no number.
-    """
-    with open(path, newline="") as file:
-        rows = list(csv.DictReader(file))
-    if not rows:
-        raise ValueError(f"{path} holds no row; the run has not got so far yet")
-    try:
-        return {name: [float(row[name] or "nan") for row in rows] for name in rows[0]}
-    except (TypeError, ValueError) as error:
-        raise ValueError(f"{path} holds a cell that is no number ({error}); was it edited?") from None
 
 
 def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, narrow: bool = False) -> Figure:
@@ -48,8 +32,7 @@ def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, narrow: bool = 
         A figure with two panels.
 
     Raises:
-        ValueError: `runs` is empty, or a run has no curves yet.
-        FileNotFoundError: A folder is not that of a run.
+        ValueError: `runs` is empty, a folder is not that of a run, or a run has no curves yet.
     """
     if not runs:
         raise ValueError("plot_curves got no runs; expected at least one label and folder.")
@@ -59,8 +42,11 @@ def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, narrow: bool = 
     figure.patch.set_alpha(0.0 if dark else 1.0)
     loss, accuracy = figure.subplots(*panels)
     for (label, folder), color in zip(runs.items(), cycle(COLORS[dark]), strict=False):
-        train = read_curve(folder / "train.csv")
-        validation = read_curve(folder / "validation.csv")
+        curves = Run(folder).curves()
+        if not curves.train or not curves.validation:
+            raise ValueError(f"{folder} has no curves yet; wait until the run has been validated once.")
+        train = {name: [row[name] for row in curves.train] for name in ("epoch", "loss")}
+        validation = {name: [row[name] for row in curves.validation] for name in ("epoch", "top1")}
         loss.plot(train["epoch"], train["loss"], color=color, alpha=0.25, linewidth=1)
         loss.plot(train["epoch"], _smooth(train["loss"]), color=color, linewidth=2, label=label)
         accuracy.plot(
