@@ -182,9 +182,8 @@ class Run:
             ValueError: The run trained a classifier, has not finished, or a file is missing or damaged.
             ImportError: diffusers is not installed.
         """
-        from lineardiff.pipelines.autoencoder import load_vae
         from lineardiff.pipelines.pipeline import LinearDiffPipeline
-        from lineardiff.pipelines.pretrained import load_pipeline
+        from lineardiff.pipelines.pretrained import load_pipeline, load_vae
 
         config = self.config()
         if "objective" not in config:
