@@ -16,7 +16,7 @@ from timm.utils import ModelEmaV3
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from lineardiff.bench.machine import environment
+from lineardiff.bench import describe_machine
 from lineardiff.data.sampling import EpochBatches
 from lineardiff.runs.checkpoint import load_checkpoint
 from lineardiff.runs.run import RunWriter
@@ -340,7 +340,7 @@ class _Loop:
                 "processes": self.accelerator.num_processes,
                 "device": self.accelerator.device.type,
                 "precision": self.recipe.precision,
-                "machine": environment(("lineardiff", "torch", "timm", "accelerate")),
+                "machine": describe_machine(),
             }
             self.folder.write_result(self._result(), export=self.task.export, summary=summary)
             files = "model.safetensors, config.json, summary.json, train.csv, validation.csv and tensorboard/"
