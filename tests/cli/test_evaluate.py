@@ -3,6 +3,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import timm
+import torch
 from PIL import Image
 from tiny import TINY
 
@@ -58,6 +61,23 @@ def test_weights_alone_need_their_config_but_not_their_recipe(
     assert scores(capsys, str(tmp_path), "--data", "fashion") == scores(capsys, str(run))
 
 
+@pytest.mark.parametrize("nesting", ["", "model", "state_dict"])
+def test_weights_of_a_named_model_may_be_a_pth_file(
+    tmp_path: Path, nesting: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for split in ("train", "val"):
+        for number in range(3):
+            (tmp_path / split / str(number)).mkdir(parents=True)
+            Image.new("RGB", (40, 40), (80 * number, 0, 0)).save(tmp_path / split / str(number) / "a.png")
+    model = timm.create_model("lcnet_035", num_classes=3)
+    weights = model.state_dict()
+    torch.save({nesting: weights, "epoch": 3} if nesting else weights, tmp_path / "weights.pth")
+    safetensors.torch.save_file(weights, tmp_path / "weights.safetensors")
+    words = ["--model", "lcnet_035", "--data", str(tmp_path), "--checkpoint"]
+    expected = scores(capsys, *words, str(tmp_path / "weights.safetensors"))
+    assert scores(capsys, *words, str(tmp_path / "weights.pth")) == expected
+
+
 def test_bad_checkpoints_are_one_line_and_exit_code_2(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -67,6 +87,9 @@ def test_bad_checkpoints_are_one_line_and_exit_code_2(
         data = (run / name).read_bytes()
         (short / name).write_bytes(data[: len(data) // 2] if name == "model.safetensors" else data)
     other = ["--model", "vit_tiny_patch16_224", "--data", "fashion", "--checkpoint"]
+    junk, pickled = tmp_path / "junk.pth", tmp_path / "pickled.pth"
+    junk.write_bytes(b"junk")
+    torch.save({"state_dict": {}, "path": tmp_path}, pickled)
     broken = tmp_path / "broken"
     shutil.copytree(run, broken)
     (broken / "config.json").write_text('{"architecture": "vit_tiny_patch16_224"}')
@@ -82,12 +105,19 @@ def test_bad_checkpoints_are_one_line_and_exit_code_2(
         ([], "run folder"),
         ([str(run), "--data", "nowhere"], "nowhere"),
         ([str(run), "--split", "test"], "'test'"),
+        ([str(run), "--model", "vit_tiny_patch16_224"], "--model cannot be combined with a run"),
+        ([str(run), "--checkpoint", str(pickled)], "--checkpoint cannot be combined with a run"),
+        ([*other, str(junk)], "junk.pth cannot be read as weights"),
+        ([*other, str(pickled)], "pickled.pth cannot be read as weights"),
+        ([*other, str(tmp_path)], f"{tmp_path} is a folder; expected a .safetensors or .pth file"),
         ([str(run), "--device", "gpu7"], "device 'gpu7'"),
     ]:
         capsys.readouterr()
         assert main(["evaluate", *words]) == 2, words
         err = capsys.readouterr().err
         assert message in err
+        assert "remove" not in err
+        assert "delete" not in err
         assert err.count("\n") == 1, err
 
 

@@ -37,7 +37,8 @@ def load_weights(model: nn.Module, path: str | Path) -> None:
     """
     path = Path(path)
     if not path.is_file():
-        raise ValueError(f"{path} does not exist; expected a .safetensors or .pth file of weights.")
+        found = "is a folder" if path.is_dir() else "does not exist"
+        raise ValueError(f"{path} {found}; expected a .safetensors or .pth file of weights.")
     tensors = _read_safetensors(path) if path.suffix == ".safetensors" else read_weights(path)
     differences = _differences(model.state_dict(), tensors)
     if differences:
