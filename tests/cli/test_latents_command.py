@@ -44,6 +44,8 @@ def test_moments_of_adms_crop_and_its_mirror_image(
     latents = open_latents(tmp_path)
     assert (len(latents), latents.classes, latents.labels.tolist()) == (5, ("cat", "dog"), [0, 0, 0, 1, 1])
     vae = diffusers.AutoencoderKL.from_pretrained(work / "vae").eval()
+    space = {"channels": 4, "downsampling": 2, "scaling_factor": 0.18215, "shift_factor": 0.0}
+    assert latents.settings["latent_space"] == space
     image = Image.open(work / "images" / "train" / "dog" / "3.png")
     pixels = pil_to_tensor(center_crop(image, 16))[None] / 127.5 - 1
     for mirrored in (False, True):
@@ -122,6 +124,10 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ("new", ["--vae", str(tmp_path / "none")], "none does not exist"),
         ("new", ["--vae", str(tmp_path / "damaged")], "cannot be loaded"),
         ("new", ["--size", "15"], "--size 15; expected a multiple of 2"),
+        ("new", ["--size", "0"], "--size 0"),
+        ("new", ["--size", "nan"], "nan"),
+        ("new", ["--workers", "-1"], "--workers -1"),
+        ("new", ["--batch-size", "-1"], "--batch-size -1"),
         ("new", ["--shard-size", "0"], "--shard-size 0"),
         ("new", ["--split", "validation"], "has no validation images"),
         ("new", ["--dtype", "int8"], "int8"),

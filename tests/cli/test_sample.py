@@ -190,6 +190,12 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([run, "--num", "2", "--per-class", "2"], "pass one of them"),
         ([run, "--num", "0"], "--num-images 0; expected at least 1"),
         ([run, "--seed", "-1"], "--seed -1"),
+        ([run, "--batch-size", "0"], "--batch-size 0"),
+        ([run, "--guidance", "nan"], "scale=nan"),
+        ([run, "--guidance-channels", "0"], "channels=0"),
+        ([run, "--guidance-interval", "0.5", "nan"], "interval="),
+        ([run, "--steps", "0"], "num_inference_steps=0"),
+        ([run, "--steps", "nan"], "nan"),
         ([run, "--npz", "a.npy"], "ends in .npz"),
         ([run, "--grid", "a.jpg"], "ends in .png"),
         ([run, "--grid", str(tmp_path / "out" / "grid.png")], "count as one of them"),
@@ -237,7 +243,7 @@ def test_a_missing_package_names_the_extra(
     monkeypatch.delitem(sys.modules, "lineardiff.pipelines.pipeline")
     monkeypatch.setitem(sys.modules, "diffusers", None)
     assert main(["sample", str(run_folder), "--output", str(tmp_path / "a")]) == 2
-    assert "pip install 'lineardiff[generate]'" in capsys.readouterr().err
+    assert "diffusers is not installed; run: " in capsys.readouterr().err
 
 
 def test_neither_import_nor_help_needs_diffusers() -> None:

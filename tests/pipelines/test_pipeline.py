@@ -26,7 +26,6 @@ from exact_network import STD, ExactNetwork, truth  # noqa: E402
 
 from lineardiff.generation import GaussianDiffusion, Interpolant, sample_sde  # noqa: E402
 from lineardiff.models.dit import DiT  # noqa: E402
-from lineardiff.pipelines.autoencoder import LATENT_SCALE  # noqa: E402
 from lineardiff.pipelines.pipeline import METHODS, LinearDiffPipeline  # noqa: E402
 from lineardiff.pipelines.schedulers import sample_diffusion  # noqa: E402
 
@@ -55,9 +54,10 @@ def dit(**config: Any) -> DiT:
     return model.eval()
 
 
-def tiny_vae(latent_channels: int = 4) -> AutoencoderKL:
+def tiny_vae(latent_channels: int = 4, **config: Any) -> AutoencoderKL:
     torch.manual_seed(1)
     return AutoencoderKL(
+        **config,
         block_out_channels=(8, 8),
         norm_num_groups=4,
         latent_channels=latent_channels,
@@ -232,6 +232,15 @@ def test_save_and_load(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None
     assert np.array_equal(quiet(whole)([1, 0], **options).images, loaded([1, 0], **options).images)
     without = LinearDiffPipeline.from_pretrained(tmp_path / "whole", vae=None, scheduler=None)
     assert (without.vae, without.scheduler) == (None, None)
+    for config, word in (
+        ({"scaling_factor": 0.36}, "scaling_factor"),
+        ({"shift_factor": 0.1}, "shift_factor"),
+    ):
+        with pytest.raises(ValueError, match=f"does not fit the network's latents: {word} is"):
+            LinearDiffPipeline.from_pretrained(tmp_path / "whole", vae=tiny_vae(**config))
+    without.vae = tiny_vae(scaling_factor=0.36)
+    with pytest.raises(ValueError, match=r"scaling_factor is 0.36, not 0.18215"):
+        quiet(without)([1], num_inference_steps=1)
 
 
 def test_a_repository_of_the_hub_is_fetched_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,11 +273,11 @@ def test_outputs_in_pixels_and_through_a_vae() -> None:
     (tensors,) = pipeline([0, 1], output_type="pt", return_dict=False, **run)
     assert tensors.shape == (2, 1, 8, 8)
 
-    vae = tiny_vae()
+    vae = tiny_vae(scaling_factor=0.36, shift_factor=0.12)
     pipeline = quiet(LinearDiffPipeline(ExactNetwork(in_channels=4).eval(), vae=vae))
     run["latents"] = start(2, 4)
     with torch.no_grad():
-        decoded = vae.decode(truth(start(2, 4), [0, 1]) / LATENT_SCALE).sample
+        decoded = vae.decode(truth(start(2, 4), [0, 1]) / 0.36 + 0.12).sample
     images = pipeline([0, 1], output_type="pt", **run).images
     torch.testing.assert_close(images, (decoded / 2 + 0.5).clamp(0, 1), rtol=0, atol=0.02)
     assert [p.size for p in pipeline([0, 1], **run).images] == [(16, 16)] * 2
@@ -307,14 +316,40 @@ def test_callbacks_and_the_progress_bar(capsys: pytest.CaptureFixture[str]) -> N
         ({"class_labels": [-1]}, "unknown class -1"),
         ({"class_labels": ["bot"]}, "unknown class 'bot'.*'boot', 'bag', 'coat'"),
         ({"class_labels": "bag"}, "class_labels='bag'; expected a list"),
+        ({"class_labels": 3}, "class_labels=3; expected a list"),
+        ({"class_labels": None}, "class_labels=None; expected a list"),
+        ({"class_labels": torch.tensor(1)}, "class_labels=1; expected a list"),
+        ({"class_labels": np.array(1)}, "class_labels=1; expected a list"),
+        ({"class_labels": torch.tensor([[1]])}, r"unknown class \[1\]"),
+        ({"class_labels": {0: 1}}, "class_labels={0: 1}; expected a list"),
+        ({"guidance_interval": 0.5}, "interval=0.5; expected"),
+        ({"guidance_interval": (0.1, float("nan"))}, "interval="),
+        ({"guidance_interval": ("a", "b")}, "interval="),
+        ({"guidance_interval": (0.1, 0.2, 0.3)}, "interval="),
+        ({"guidance_scale": "4"}, "scale='4'; expected"),
+        ({"guidance_scale": True}, "scale=True; expected"),
+        ({"guidance_scale": float("inf")}, "scale=inf; expected"),
+        ({"guidance_channels": 0.5}, "channels=0.5"),
+        ({"guidance_channels": True}, "channels=True"),
+        ({"generator": 3}, "generator=3; expected a torch.Generator"),
+        ({"generator": [3, 4]}, "generator=.*expected a torch.Generator"),
+        ({"eta": float("nan")}, "eta=nan"),
+        ({"eta": 0.5}, "eta=0.5"),
+        ({"num_inference_steps": True}, "num_inference_steps=True"),
+        ({"num_inference_steps": float("nan")}, "num_inference_steps=nan"),
+        ({"num_inference_steps": -3}, "num_inference_steps=-3"),
+        ({"latents": 3}, "latents=3; expected a tensor"),
+        ({"latents": torch.full((2, 1, 8, 8), torch.nan)}, "latents contain NaN"),
+        ({"callback_on_step_end": 3}, "callback_on_step_end=3"),
+        ({"method": 3}, "unknown method of flow 3"),
         ({"class_labels": [1.7]}, "unknown class 1.7"),
         ({"class_labels": [True]}, "unknown class True"),
         ({"class_labels": [None]}, "unknown class None"),
-        ({"num_inference_steps": 2.5}, "num_inference_steps=2.5; expected an integer"),
+        ({"num_inference_steps": 2.5}, "num_inference_steps=2.5 must be an integer"),
         ({"guidance_scale": float("nan")}, "scale=nan; expected a"),
         ({"class_labels": []}, "one label per image"),
         ({"method": "ddim"}, "unknown method of flow 'ddim'; choose from 'ode-heun'"),
-        ({"num_inference_steps": 0}, "num_steps=0"),
+        ({"num_inference_steps": 0}, "num_inference_steps=0"),
         ({"method": "ode-dopri5", "num_inference_steps": 3}, "dopri5 chooses"),
         ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
         ({"latents": torch.zeros(1, 4, 8, 8)}, r"shape \(1, 4, 8, 8\); expected \(2, 1, 8, 8\)"),
@@ -339,6 +374,12 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
     nn.init.constant_(broken.final_layer.linear.bias, torch.nan)
     with pytest.raises(ValueError, match="not finite"):
         quiet(LinearDiffPipeline(broken))([0], num_inference_steps=2)
+    with pytest.raises(ValueError, match="network has probably diverged"):
+        quiet(LinearDiffPipeline(broken))([0], method="ode-dopri5")
+    for scheduler in (DDIMScheduler(**TRAINED), DDPMScheduler(**TRAINED)):
+        pipeline = quiet(LinearDiffPipeline(dit(), scheduler=scheduler, objective="diffusion"))
+        with pytest.raises(ValueError, match="num_inference_steps=0"):
+            pipeline([0], num_inference_steps=0)
     with pytest.raises(ValueError, match="no class names"):
         LinearDiffPipeline(dit())(["bag"])
 
@@ -350,6 +391,15 @@ def test_a_call_refuses_what_the_network_cannot() -> None:
         ({"prediction": "data"}, "unknown prediction 'data'"),
         ({"class_names": ["a", "b"]}, "2 class_names; expected 3"),
         ({"class_names": ["a", "b", "a"]}, "different ones"),
+        ({"class_names": "abc"}, "class_names='abc'; expected a list of strings"),
+        ({"class_names": [None, 1, 2]}, "expected a list of strings"),
+        ({"latent_space": {"channels": 4}}, "does not describe its latent space"),
+        ({"latent_space": 3}, "does not describe its latent space"),
+        (
+            {"transformer": dit(in_channels=4), "vae": tiny_vae(scaling_factor=float("nan"))},
+            "scaling_factor=nan",
+        ),
+        ({"transformer": dit(in_channels=4), "vae": tiny_vae(latents_mean=[0.1] * 4)}, "latents_mean"),
         ({"vae": tiny_vae(2)}, "latents have 2 channels, but the transformer takes 1"),
         ({"scheduler": DDIMScheduler(**TRAINED)}, "DDIMScheduler does not sample flow"),
         (

@@ -1,6 +1,6 @@
 """The generation task: what it shows the network, what it minimises, what it leaves in the run folder."""
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +20,7 @@ from toy import rows
 
 from lineardiff.data import open_images, subset
 from lineardiff.data.latents import open_latents, write_index, write_latents
-from lineardiff.pipelines.autoencoder import encode_moments, fingerprint_of
+from lineardiff.pipelines.autoencoder import LatentSpace, encode_moments, fingerprint_of
 from lineardiff.pipelines.pipeline import AutoencoderKL, LinearDiffPipeline
 from lineardiff.recipes import GenerationRecipe, fashion_sit
 from lineardiff.train import GenerationTask, train
@@ -189,6 +189,8 @@ def vae(tmp_path: Path) -> str:
         up_block_types=kinds[1],
         norm_num_groups=2,
         layers_per_block=1,
+        scaling_factor=0.36,
+        shift_factor=0.12,
     )
     model.save_pretrained(tmp_path / "vae")
     return str(tmp_path / "vae")
@@ -207,7 +209,12 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
         encode=lambda x: encode_moments(encoder, ((x + 1) * 127.5).round().byte()),
         transform=transform,
     )
-    write_index(split, folder, shards=1, settings={"vae": vae, "fingerprint_of_vae": fingerprint_of(encoder)})
+    settings = {
+        "vae": vae,
+        "fingerprint_of_vae": fingerprint_of(encoder),
+        "latent_space": asdict(LatentSpace.of(encoder)),
+    }
+    write_index(split, folder, shards=1, settings=settings)
     recipe = GenerationRecipe(
         data=str(folder),
         vae=vae,
@@ -231,8 +238,8 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
     # x_t - t E[x] is noise of the moments and of the path.
     mean, log_variance = moments.chunk(2, dim=1)
     t = t.view(-1, 1, 1, 1)
-    variance = (t * 0.18215) ** 2 * log_variance.exp() + (1 - t) ** 2
-    normal = (x_t - t * 0.18215 * mean) / variance.sqrt()
+    variance = (t * 0.36) ** 2 * log_variance.exp() + (1 - t) ** 2
+    normal = (x_t - t * 0.36 * (mean - 0.12)) / variance.sqrt()
     assert normal.mean().item() == pytest.approx(0, abs=4 / 2048**0.5)
     assert normal.var().item() == pytest.approx(1, abs=4 * (2 / 2048) ** 0.5)
 
@@ -247,10 +254,14 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
     assert pipeline.vae is not None
     assert pipeline([3], num_inference_steps=2).images[0].size == (32, 32)
 
-    with pytest.raises(ValueError, match=r"image_size=64: .*moments of \(8, 8, 8\).*holds \(8, 4, 4\)"):
+    with pytest.raises(ValueError, match=r"image_size=64: .*moments of \(8, 4, 4\).*divides sides by 8"):
         GenerationTask(replace(recipe, image_size=64))
     with pytest.raises(ValueError, match=r"the autoencoder nowhere does not exist"):
         GenerationTask(replace(recipe, vae="nowhere"))
+    encoder.register_to_config(scaling_factor=0.18215)
+    encoder.save_pretrained(tmp_path / "rescaled")
+    with pytest.raises(ValueError, match=r"rescaled does not fit .*scaling_factor is 0.18215, not 0.36"):
+        GenerationTask(replace(recipe, vae=str(tmp_path / "rescaled")))
     torch.nn.init.normal_(encoder.decoder.conv_out.weight)
     encoder.save_pretrained(tmp_path / "other")
     with pytest.raises(ValueError, match=r"vae=.*its weights are not those that wrote the latents"):

@@ -1,7 +1,7 @@
 """``lineardiff latents``: encode images once, to train on their latents."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Literal
@@ -66,10 +66,10 @@ def run(words: Sequence[str]) -> None:
 
     split = open_images(arguments.images, arguments.split, bad_images=arguments.bad_images)
     vae = load_vae(arguments.vae)
-    factor = 2 ** (len(vae.config.block_out_channels) - 1)
-    if arguments.size % factor:
+    space = autoencoder.LatentSpace.of(vae)
+    if arguments.size % space.downsampling:
         raise ValueError(
-            f"--size {arguments.size}; expected a multiple of {factor}, the VAE's downsampling factor."
+            f"--size {arguments.size}; expected a multiple of {space.downsampling}, the VAE's downsampling factor."
         )
     names = ("images", "vae", "split", "size", "bad_images", "dtype", "shard_size")
     settings = {
@@ -77,6 +77,7 @@ def run(words: Sequence[str]) -> None:
         "number_of_images": len(split),
         "fingerprint_of_images": latents.fingerprint_of(split),
         "fingerprint_of_vae": autoencoder.fingerprint_of(vae),
+        "latent_space": asdict(space),
     }
     folder, shard_size = arguments.output, arguments.shard_size
     shards = latents.shard_count(len(split), shard_size=shard_size)

@@ -2,9 +2,12 @@
 
 import math
 from collections.abc import Callable
+from numbers import Real
 
 import torch
 from torch import Tensor
+
+from lineardiff.checks import check_integer
 
 __all__ = [
     "Callback",
@@ -64,12 +67,17 @@ def guided(
     """
     if labels.ndim != 1:
         raise ValueError(f"labels have shape {tuple(labels.shape)}; expected (B,), one class per sample.")
-    if not math.isfinite(scale):
-        raise ValueError(f"scale={scale}; expected a finite number, such as 4.0.")
-    if channels is not None and channels < 1:
-        raise ValueError(f"channels={channels}; expected at least 1, or None for all.")
-    if interval is not None and not interval[0] <= interval[1]:
-        raise ValueError(f"interval={interval}; expected (lowest, highest) time.")
+    if not _is_number(scale) or not math.isfinite(scale):
+        raise ValueError(f"scale={scale!r}; expected a finite number, such as 4.0.")
+    if channels is not None:
+        check_integer("channels", channels)
+    if interval is not None and not (
+        isinstance(interval, (tuple, list))
+        and len(interval) == 2
+        and all(map(_is_number, interval))
+        and interval[0] <= interval[1]
+    ):
+        raise ValueError(f"interval={interval!r}; expected (lowest, highest) time.")
     null = torch.full_like(labels, null_label)
 
     def denoise(x: Tensor, t: Tensor) -> Tensor:
@@ -93,6 +101,10 @@ def guided(
         return torch.cat([unguided + expand(scales, x) * (first - unguided), rest], dim=1)
 
     return denoise
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def draw(noise: Noise, step: int, like: Tensor) -> Tensor:

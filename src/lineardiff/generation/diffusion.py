@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, get_args
 import torch
 from torch import Tensor
 
+from lineardiff.checks import check_integer
 from lineardiff.generation.denoisers import Denoiser, check_name, expand, mean_per_sample
 
 __all__ = ["Denoised", "GaussianDiffusion", "Posterior", "Variance", "discrete_log_likelihood", "gaussian_kl"]
@@ -115,8 +116,9 @@ class GaussianDiffusion:
         Raises:
             ValueError: The number of steps is outside [2, num_steps], or the steps are invalid.
         """
-        if isinstance(steps, int):
-            if not 2 <= steps <= self.num_steps:
+        if not isinstance(steps, Sequence):
+            check_integer("num_steps", steps, minimum=2)
+            if steps > self.num_steps:
                 raise ValueError(
                     f"num_steps={steps}; expected 2 to {self.num_steps}, the length of the training chain."
                 )

@@ -11,6 +11,8 @@ from typing import Any, Literal, TypeVar, get_args
 import torch
 from torch import Tensor
 
+from lineardiff.checks import check_integer, check_number
+from lineardiff.extras import missing_extra
 from lineardiff.generation.denoisers import Callback, Denoiser, Noise, check_name, check_start, draw
 from lineardiff.generation.flow import DiffusionForm, Interpolant
 
@@ -119,11 +121,8 @@ def sample_sde(
     check_name("last step", last_step, LAST_STEPS)
     if last_step is not None and not 0 < last_step_size < 1:
         raise ValueError(f"last_step_size={last_step_size}; expected a length in (0, 1).")
+    check_integer("num_steps", num_steps, minimum=1 if last_step is None else 2)
     inner_steps = num_steps if last_step is None else num_steps - 1
-    if inner_steps < 1:
-        raise ValueError(
-            f"num_steps={num_steps}; expected at least {1 if last_step is None else 2}, the last step included."
-        )
     first, last = interpolant.sample_interval(
         diffusion_form=diffusion_form, last_step_size=0.0 if last_step is None else last_step_size
     )
@@ -213,15 +212,16 @@ def solve_ode(
     try:
         from torchdiffeq import odeint
     except ImportError as error:
-        raise ImportError("the ODE needs torchdiffeq: pip install 'lineardiff[generate]'") from error
+        raise missing_extra("generate", package="torchdiffeq") from error
     check_name("ODE method", method, get_args(OdeMethod))
     if method == "dopri5" and num_steps is not None:
         raise ValueError(
             f"num_steps={num_steps}, but dopri5 chooses its own steps; set atol and rtol instead."
         )
     num_steps = 50 if num_steps is None else num_steps
-    if num_steps < 1:
-        raise ValueError(f"num_steps={num_steps}; expected at least 1.")
+    check_integer("num_steps", num_steps)
+    check_number("atol", atol)
+    check_number("rtol", rtol)
     first, last = interval
     total = 100 if method == "dopri5" else num_steps
     done = 0

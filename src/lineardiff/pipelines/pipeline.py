@@ -2,17 +2,21 @@
 
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from numbers import Integral
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from lineardiff.checks import check_integer
+from lineardiff.extras import missing_extra
 from lineardiff.generation.denoisers import Denoiser, check_name, guided
 from lineardiff.generation.diffusion import GaussianDiffusion
 from lineardiff.generation.flow import Interpolant
 from lineardiff.generation.flow_samplers import sample_ode, sample_sde
-from lineardiff.pipelines.autoencoder import LATENT_SCALE
+from lineardiff.pipelines.autoencoder import LatentSpace
 from lineardiff.pipelines.schedulers import (
     DIFFUSION_METHODS,
     check_scheduler,
@@ -26,7 +30,7 @@ try:
     from diffusers.utils.torch_utils import randn_tensor
     from huggingface_hub import snapshot_download
 except ImportError as error:
-    raise ImportError("LinearDiffPipeline needs diffusers: pip install 'lineardiff[generate]'") from error
+    raise missing_extra("generate", package="diffusers") from error
 
 __all__ = ["METHODS", "LinearDiffPipeline"]
 
@@ -50,17 +54,19 @@ class LinearDiffPipeline(DiffusionPipeline):
     Args:
         transformer: ``transformer(x, t, labels)``, such as :class:`lineardiff.models.dit.DiT`. Its config states
             in_channels, sample_size, num_classes and class_dropout_prob.
-        vae: Decodes latents (divided by 0.18215) to images. Without it a network with 1 or 3 channels generates pixels
-            in [-1, 1], and a network with other channels latents only.
+        vae: Decodes latents to images; its config states how they are normalised. Without it a network with 1 or 3
+            channels generates pixels in [-1, 1], and a network with other channels latents only.
         scheduler: Scheduler of diffusers (DDPM, DDIM, DPMSolverMultistep, ...; FlowMatchEulerDiscrete for flow), used
             by calls without a `method`.
         objective: What the network was trained on: "flow" or "diffusion".
         path, prediction: Of a flow, as in :class:`Interpolant`; unused by diffusion.
         class_names: One name per label, in order, to let calls name classes.
+        latent_space: The :class:`LatentSpace` that the network was trained on, as a dict; by default that of the VAE.
+            A VAE with other values is refused.
 
     Raises:
-        ValueError: A name is unknown, there is not one distinct class name per class, the VAE has other channels, or
-            the scheduler does not fit the objective.
+        ValueError: A name is unknown, there is not one distinct class name per class, the VAE has another latent space,
+            or the scheduler does not fit the objective.
     """
 
     model_cpu_offload_seq = "transformer->vae"
@@ -76,27 +82,37 @@ class LinearDiffPipeline(DiffusionPipeline):
         path: str = "linear",
         prediction: str = "velocity",
         class_names: list[str] | None = None,
+        latent_space: dict[str, Any] | None = None,
     ) -> None:
         super().__init__()
         check_name("objective", objective, tuple(METHODS))
         Interpolant(path=path, prediction=prediction)  # type: ignore[arg-type]  # checks the names
         classes = transformer.config.num_classes
+        if class_names is not None and not (
+            isinstance(class_names, (list, tuple)) and all(isinstance(name, str) for name in class_names)
+        ):
+            raise ValueError(f"class_names={class_names!r}; expected a list of strings.")
         if class_names is not None and not len(set(class_names)) == len(class_names) == classes:
             raise ValueError(
                 f"{len(class_names)} class_names; expected {classes} different ones, one per class."
             )
-        if vae is not None and vae.config.latent_channels != transformer.config.in_channels:
-            raise ValueError(
-                f"the VAE's latents have {vae.config.latent_channels} channels, but the transformer takes "
-                f"{transformer.config.in_channels}; pass the VAE it was trained with, or none for pixels."
-            )
+        if vae is not None:
+            space = LatentSpace.of(vae)
+            if space.channels != transformer.config.in_channels:
+                raise ValueError(
+                    f"the VAE's latents have {space.channels} channels, but the transformer takes "
+                    f"{transformer.config.in_channels}; pass the VAE it was trained with, or none for pixels."
+                )
+            latent_space = asdict(space) if latent_space is None else latent_space
         self.register_modules(transformer=transformer, vae=vae, scheduler=scheduler)
         self.register_to_config(
             objective=objective,
             path=path,
             prediction=prediction,
             class_names=None if class_names is None else list(class_names),
+            latent_space=latent_space,
         )
+        self._latent_space()
         if scheduler is not None:
             self._check_scheduler()
 
@@ -172,8 +188,8 @@ class LinearDiffPipeline(DiffusionPipeline):
             ValueError: An argument is invalid, the transformer is in training mode, or the samples are not finite.
         """
         labels = self._labels(class_labels)
-        if num_inference_steps is not None and not isinstance(num_inference_steps, int):
-            raise ValueError(f"num_inference_steps={num_inference_steps!r}; expected an integer.")
+        if num_inference_steps is not None:
+            check_integer("num_inference_steps", num_inference_steps)
         check_name("output_type", output_type, OUTPUT_TYPES)
         config = self.transformer.config
         if output_type != "latent" and self.vae is None and not self.pixel_space:
@@ -187,6 +203,11 @@ class LinearDiffPipeline(DiffusionPipeline):
             )
         if self.transformer.training:
             raise ValueError("the transformer is in training mode and would drop labels; call its eval().")
+        for each in generator if isinstance(generator, list) else [generator]:
+            if each is not None and not isinstance(each, torch.Generator):
+                raise ValueError(f"generator={generator!r}; expected a torch.Generator or a list of them.")
+        if callback_on_step_end is not None and not callable(callback_on_step_end):
+            raise ValueError(f"callback_on_step_end={callback_on_step_end!r}; expected a function.")
         if isinstance(generator, list) and len(generator) != len(labels):
             raise ValueError(
                 f"{len(generator)} generators for {len(labels)} images; pass one per image, or one for all."
@@ -212,7 +233,7 @@ class LinearDiffPipeline(DiffusionPipeline):
             check_name(f"method of {self.config.objective}", method, METHODS[self.config.objective])
         if num_inference_steps is None and method != "ode-dopri5":
             num_inference_steps = 250 if method is not None and method.startswith(("ddpm", "sde")) else 50
-        if eta != 0 and method != "ddim":
+        if method != "ddim" and eta != 0:
             raise ValueError(f'eta={eta} applies to method="ddim" only; leave it at 0.')
         # dopri5 reports its progress in percent
         with self.progress_bar(total=num_inference_steps or 100) as bar:
@@ -260,7 +281,8 @@ class LinearDiffPipeline(DiffusionPipeline):
     @property
     def pixel_space(self) -> bool:
         """Whether the network generates pixels."""
-        return self.vae is None and self.transformer.config.in_channels in (1, 3)
+        latents = self.vae is not None or self.config.latent_space is not None
+        return not latents and self.transformer.config.in_channels in (1, 3)
 
     @property
     def latent_shape(self) -> tuple[int, int, int]:
@@ -286,12 +308,14 @@ class LinearDiffPipeline(DiffusionPipeline):
         )
 
     def _labels(self, given: Sequence[int | str]) -> Tensor:
-        if isinstance(given, str) or not len(given):
+        if isinstance(given, (Tensor, np.ndarray)):
+            given = given.tolist()  # of a 0-d tensor or array, a number
+        if not isinstance(given, Sequence) or isinstance(given, (str, bytes)) or not given:
             raise ValueError(f"class_labels={given!r}; expected a list with one label per image.")
         names = {name: label for label, name in enumerate(self.class_names or ())}
         classes = self.transformer.config.num_classes
         labels = []
-        for label in given.tolist() if isinstance(given, Tensor) else given:
+        for label in given:
             whole = isinstance(label, Integral) and not isinstance(label, bool)
             known = int(label) if whole else names.get(label, -1) if isinstance(label, str) else -1
             if not 0 <= known < classes:
@@ -307,6 +331,10 @@ class LinearDiffPipeline(DiffusionPipeline):
         shape, device = (batch_size, *self.latent_shape), self._execution_device
         if latents is None:
             return randn_tensor(shape, generator=generator, device=device, dtype=torch.float32)
+        if not isinstance(latents, Tensor) or latents.is_complex():
+            raise ValueError(f"latents={latents!r}; expected a tensor of real numbers.")
+        if not latents.isfinite().all():
+            raise ValueError("latents contain NaN or infinity; expected finite numbers.")
         if latents.shape != shape:
             raise ValueError(
                 f"latents have shape {tuple(latents.shape)}; expected {shape}, noise for each label."
@@ -353,9 +381,21 @@ class LinearDiffPipeline(DiffusionPipeline):
             return sample_ode(interpolant, timed, x, **options)
         return sample_sde(interpolant, timed, x, noise=noise, diffusion_form="sigma", **options)
 
+    def _latent_space(self) -> LatentSpace | None:
+        """Return the latent space of the VAE, after checking that it is the one of the network."""
+        stored = self.config.latent_space
+        trained = None if stored is None else LatentSpace.read(stored, source="latent_space")
+        if self.vae is None:
+            return None
+        space = LatentSpace.of(self.vae)
+        if trained is not None:
+            trained.check_same(space, what="the VAE")
+        return space
+
     def _decode(self, x: Tensor, output_type: str) -> Any:
         if output_type == "latent":
             return x
-        if self.vae is not None:
-            x = self.vae.decode(x.to(self.vae.dtype) / LATENT_SCALE, return_dict=False)[0].float()
+        space = self._latent_space()
+        if space is not None:
+            x = self.vae.decode(space.denormalize(x.to(self.vae.dtype)), return_dict=False)[0].float()
         return VaeImageProcessor().postprocess(x, output_type=output_type)

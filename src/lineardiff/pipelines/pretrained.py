@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
+from lineardiff.extras import missing_extra
 from lineardiff.files import HUB_NAME
 
 if TYPE_CHECKING:
@@ -68,9 +69,7 @@ def load_vae(name: str) -> "AutoencoderKL":
     try:
         from diffusers import AutoencoderKL
     except ImportError as error:
-        raise ImportError(
-            "autoencoders are models of diffusers: pip install 'lineardiff[generate]'"
-        ) from error
+        raise missing_extra("generate", package="diffusers") from error
     folder = Path(name).expanduser()
     if not folder.is_dir() and not HUB_NAME.fullmatch(name):
         raise ValueError(

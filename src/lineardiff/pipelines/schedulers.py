@@ -2,11 +2,13 @@
 
 import inspect
 from collections.abc import Callable
+from numbers import Real
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from lineardiff.extras import missing_extra
 from lineardiff.generation.denoisers import Denoiser, check_name, check_start
 from lineardiff.generation.diffusion import GaussianDiffusion
 
@@ -121,14 +123,18 @@ def sample_diffusion(
         Samples (B, C, H, W); noise for "ddim-inverse".
 
     Raises:
+        ImportError: diffusers is not installed.
         ValueError: An argument is invalid.
     """
-    from diffusers import DDIMInverseScheduler, DDIMScheduler, DDPMScheduler
-
+    try:
+        from diffusers import DDIMInverseScheduler, DDIMScheduler, DDPMScheduler
+    except ImportError as error:
+        raise missing_extra("generate", package="diffusers") from error
     check_name("method of diffusion", method, DIFFUSION_METHODS)
     check_start(x)
-    if not 0 <= eta <= 1 or (eta > 0 and method != "ddim"):
-        raise ValueError(f"eta={eta}; expected a number from 0 to 1 for 'ddim', and 0 for other methods.")
+    number = isinstance(eta, Real) and not isinstance(eta, bool)
+    if not number or not 0 <= eta <= 1 or (eta > 0 and method != "ddim"):
+        raise ValueError(f"eta={eta!r}; expected a number from 0 to 1 for 'ddim', and 0 for other methods.")
     chain = diffusion.respaced(num_steps)
     options = {
         "num_train_timesteps": len(chain),

@@ -51,7 +51,7 @@ class GenerationRecipe(TrainingRecipe):
     bad_images: BadImages = "refuse"
     """A file that is no image: "refuse" stops with its name, "skip" leaves it out with a warning."""
     image_size: int = 256
-    """Side of the square images in pixels; latents have an eighth."""
+    """Side of the square images in pixels; with space=latents, the side of the images that were encoded."""
     hflip: float = 0.5
     """How often an image is mirrored, the only augmentation."""
     train_limit: int | None = None
@@ -89,8 +89,6 @@ class GenerationRecipe(TrainingRecipe):
         if self.prediction == "velocity" and self.weighting != "none":
             raise self.error("weighting", "is for prediction=score or noise; a velocity's loss takes none")
         if self.space == "latents":
-            if self.image_size % 8:
-                raise self.error("image_size", "latents have an eighth of the side; expected a multiple of 8")
             for name, only in (("hflip", 0.5), ("train_limit", None)):
                 if getattr(self, name) != only:
                     raise self.error(name, f"latents come as they were written; leave it at {only}")

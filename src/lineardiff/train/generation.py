@@ -1,6 +1,7 @@
 """The objective "make images of a class": DiT and SiT on latents or pixels, their loss, samples, a pipeline."""
 
 import shutil
+from dataclasses import asdict
 from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -26,7 +27,7 @@ from lineardiff.data.latents import Latents, open_latents, sample_moments
 from lineardiff.device import autocast
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
 from lineardiff.models import create_dit
-from lineardiff.pipelines.autoencoder import LATENT_SCALE, fingerprint_of
+from lineardiff.pipelines.autoencoder import LatentSpace, fingerprint_of
 from lineardiff.pipelines.pretrained import load_vae
 from lineardiff.recipes import GenerationRecipe
 from lineardiff.train.data_record import data_record
@@ -61,12 +62,13 @@ class GenerationTask:
         self.recipe = recipe
         self.collate = default_collate
         self.train_data: Augmented | Latents
+        self._latent_space: LatentSpace | None = None
         if recipe.space == "latents":
             self._open_latents()
         else:
             self._open_pixels()
         self.model = self._build_model()
-        # here and not when it is first needed, which may be days later
+        # loaded now rather than when first needed, which may be days later
         self._vae = load_vae(recipe.vae) if recipe.vae is not None else None
         if self._vae is not None and isinstance(self.train_data, Latents):
             written_by = self.train_data.settings.get("fingerprint_of_vae")
@@ -74,8 +76,10 @@ class GenerationTask:
                 raise recipe.error(
                     "vae",
                     f"its weights are not those that wrote the latents in {recipe.data} "
-                    f"({self.train_data.settings.get('vae')}); give that autoencoder",
+                    f"({self.train_data.settings.get('vae')}); pass that autoencoder.",
                 )
+            assert self._latent_space is not None
+            self._latent_space.check_same(LatentSpace.of(self._vae), what=f"vae={recipe.vae}")
         self._objective: Interpolant | GaussianDiffusion
         if recipe.objective == "flow":
             self._objective = Interpolant(
@@ -132,7 +136,8 @@ class GenerationTask:
                 labels.tolist(),
                 latents=torch.randn((len(labels), *pipeline.latent_shape), generator=generator),
                 guidance_scale=recipe.grid_guidance,
-                guidance_channels=3 if recipe.space == "latents" else None,
+                # as the DiT and SiT authors, for the latents they used
+                guidance_channels=3 if recipe.space == "latents" and self.model.in_channels == 4 else None,
                 num_inference_steps=recipe.grid_steps,
                 method="ode-heun" if recipe.objective == "flow" else "ddim",
                 output_type="pt",
@@ -161,6 +166,7 @@ class GenerationTask:
             path=recipe.path,
             prediction=recipe.prediction,
             class_names=list(self.classes),
+            latent_space=None if self._latent_space is None else asdict(self._latent_space),
         )
         return pipeline.to(next(model.parameters()).device)
 
@@ -193,14 +199,18 @@ class GenerationTask:
     def _open_latents(self) -> None:
         recipe = self.recipe
         latents = open_latents(recipe.data)
-        side, found = recipe.image_size // 8, tuple(latents.moments(0).shape)
-        if found != (8, side, side):
+        space = LatentSpace.read(latents.settings.get("latent_space"), source=recipe.data)
+        channels, *sides = latents.moments(0).shape
+        if channels != 2 * space.channels or [side * space.downsampling for side in sides] != 2 * [
+            recipe.image_size
+        ]:
             raise recipe.error(
                 "image_size",
-                f"its latents have moments of {(8, side, side)}, but {recipe.data} holds {found}; give the size that "
-                "they were written at",
+                f"{recipe.data} holds moments of {(channels, *sides)} of an autoencoder with {space.channels} channels "
+                f"that divides sides by {space.downsampling}; pass the size of the images that were encoded.",
             )
         self._sources = {"train": latents}
+        self._latent_space = space
         self.classes = latents.classes
         self.train_data = latents
         self.validation = self._fixed_part(latents)
@@ -212,8 +222,11 @@ class GenerationTask:
 
     def _shape(self) -> dict[str, Any]:
         recipe = self.recipe
-        if recipe.space == "latents":
-            return {"sample_size": recipe.image_size // 8, "in_channels": 4}
+        if self._latent_space is not None:
+            return {
+                "sample_size": recipe.image_size // self._latent_space.downsampling,
+                "in_channels": self._latent_space.channels,
+            }
         return {"sample_size": recipe.image_size, "in_channels": 1 if recipe.space == "grey" else 3}
 
     def _build_model(self) -> "DiT":
@@ -240,9 +253,9 @@ class GenerationTask:
     def _draw(self, data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
         """Images or latents (B, C, H, W), their times (B,) and noise (B, C, H, W)."""
         x = data
-        if self.recipe.space == "latents":
+        if self._latent_space is not None:
             mean = data[:, : data.shape[1] // 2]
-            x = LATENT_SCALE * sample_moments(data, _normal(mean, generator))
+            x = self._latent_space.normalize(sample_moments(data, _normal(mean, generator)))
         t = self._objective.sample_times(len(x), generator=generator)
         return x, t, _normal(x, generator)
 
