@@ -2,8 +2,11 @@ import pytest
 import timm
 import torch
 from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
+from lineardiff import ops
 from lineardiff.bench.cost import multiply_adds, parameters
+from lineardiff.layers import VisualContrastAttention
 
 
 def vit_multiply_adds(*, grid: int, patch: int, chans: int, dim: int, depth: int, classes: int) -> int:
@@ -43,3 +46,31 @@ def test_a_shared_parameter_counts_once() -> None:
     model = nn.Sequential(nn.Linear(3, 3), nn.Linear(3, 3))
     model[1].weight = model[0].weight
     assert parameters(model) == 9 + 3 + 3
+
+
+@pytest.mark.parametrize("backend", ["cpu", "portable", "reference"])
+def test_torchs_counter_sees_every_backend(backend: str) -> None:
+    """The compiled kernel is one opaque op, whose cost PyTorch knows only because it is registered."""
+    chosen = next(b for b in ops.BACKENDS if b.name == backend)
+    if chosen.why_not(None):
+        pytest.skip(chosen.why_not(None))
+    N, n, dim = 8 * 8, 4 * 4, 64
+    layer = VisualContrastAttention(dim, 2, contrast_grid=(4, 4), grid_size=(8, 8))
+    expected = 4 * N * dim**2 + 7 * n * N * dim + 9 * N * dim  # projections, both stages, convolution
+    with torch.no_grad(), ops.backend(backend):
+        with FlopCounterMode(display=False) as counter:
+            layer(torch.zeros(1, N, dim))
+        # Pooling is no matrix product; the reference pools the tokens by one, and forms both maps.
+        assert counter.get_total_flops() // 2 == pytest.approx(expected, rel=0.05)
+        model = timm.create_model("vca_deit_tiny_patch16_224", img_size=112)
+        with FlopCounterMode(display=False) as counter:
+            model.eval()(torch.zeros(1, 3, 112, 112))
+        assert counter.get_total_flops() // 2 == pytest.approx(multiply_adds(model, 112), rel=0.01)
+
+
+def test_the_count_does_not_depend_on_the_backend_in_use() -> None:
+    model = timm.create_model("vca_deit_tiny_patch16_224", img_size=112, depth=1)
+    expected = multiply_adds(model, 112)
+    for name in [backend.name for backend in ops.BACKENDS if backend.why_not(None) is None]:
+        with ops.backend(name):  # "cpu" cannot run on the meta device, where the count is made
+            assert multiply_adds(model, 112) == expected

@@ -7,6 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from lineardiff import ops
+
 __all__ = ["multiply_adds", "parameters"]
 
 
@@ -36,7 +38,8 @@ def multiply_adds(
     # Nothing is computed on the meta device, and attention is decomposed into its matrix products: on a CPU the
     # counter does not see scaled_dot_product_attention.
     twin = copy.deepcopy(model).to("meta").eval().requires_grad_(False)
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # A backend chosen for real tensors may not run there.
+    with torch.no_grad(), ops.backend("auto"), FlopCounterMode(display=False) as counter:
         image = torch.empty(1, in_chans, height, width, device="meta")
         twin(image, *(condition.to("meta") for condition in conditions))
     return counter.get_total_flops() // 2

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from lineardiff import ops
 from lineardiff.bench.memory import CallFailed, can_measure, in_one_line, peak_memory
 from lineardiff.bench.rows import MEASURED, Mode, Row
 from lineardiff.bench.timing import interleaved
@@ -263,7 +264,7 @@ def build(name: str, level: NetworkLevel, size: int, dtype: torch.dtype = torch.
 def _check(name: str, level: NetworkLevel, size: int) -> None:
     """Raise ValueError unless the network exists and takes the size, without computing anything."""
     try:
-        with torch.device("meta"), torch.no_grad():
+        with torch.device("meta"), torch.no_grad(), ops.backend("auto"):
             network = build(name, level, size)
             network(*_inputs(level, 1, size, torch.float32, torch.device("meta")))
     except NotImplementedError:  # an operation that the meta device lacks
