@@ -12,15 +12,16 @@ import torch.nn.functional as F
 import truth
 
 from lineardiff import VisualContrastAttention
+from lineardiff.layers import SelfAttention
 
 
-def expected(layer, x, feat_size):
-    """The layer's answer in float64, from its parameters by name."""
-    p = {name: value.detach().double() for name, value in layer.state_dict().items()}
+def expected(layer, x, feat_size, dtype=torch.float64):
+    """Compute the layer's output in `dtype` from its parameters by name."""
+    p = {name: value.detach().to(dtype) for name, value in layer.state_dict().items()}
     B, N, C = x.shape
     (H, W), (h, w), heads = feat_size, layer.contrast_grid, layer.num_heads
     P, d = N - H * W, C // heads
-    q, k, v = F.linear(x.double(), p["qkv.weight"], p.get("qkv.bias")).split(C, dim=-1)
+    q, k, v = F.linear(x.to(dtype), p["qkv.weight"], p.get("qkv.bias")).split(C, dim=-1)
 
     def split(t):
         return torch.stack([t[..., i * d : (i + 1) * d] for i in range(heads)], dim=1)
@@ -249,16 +250,24 @@ def test_deepcopy_pickle_and_state_dict_keep_the_answer():
     assert torch.equal(other(x), answer)
 
 
-def test_autocast_stays_close_and_gives_its_type():
-    layer = make(torch.float32)
-    x = torch.randn(2, 25, 24)
-    exact = layer(x, (4, 6))
-    with torch.autocast("cpu", torch.bfloat16):
-        out = layer(x, (4, 6))
-    assert out.dtype == torch.bfloat16
-    assert torch.allclose(out.float(), exact, atol=0.05, rtol=0.05)
-    out.sum().backward()
-    assert all(p.grad.dtype == torch.float32 for p in layer.parameters())
+@pytest.mark.parametrize("autocast", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("weights", [torch.float64, torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("options", OPTIONS, ids=str)
+def test_autocast_is_no_worse_than_plain_arithmetic_in_its_type(options, weights, autocast):
+    """As for self-attention, the output has the type of autocast, which leaves float64 alone."""
+    layer = make(weights, **options)
+    x = torch.randn(4, 1 + 8 * 9, 24, dtype=weights, generator=torch.Generator().manual_seed(1))
+    truth, naive = expected(layer, x, (8, 9)), expected(layer, x, (8, 9), autocast)
+    self_attention = SelfAttention(24, 3, dtype=weights)
+    with torch.autocast("cpu", autocast):
+        out = layer(x, (8, 9))
+        assert out.dtype == self_attention(x).dtype
+    if weights == torch.float64:
+        assert torch.allclose(out, truth, atol=1e-12, rtol=1e-12)
+    else:
+        assert (out - truth).norm() <= 1.5 * (naive - truth).norm()
+    out.float().square().sum().backward()
+    assert all(p.grad.dtype == weights and p.grad.isfinite().all() for p in layer.parameters())
 
 
 def test_compiles_whole_and_serves_other_grids():

@@ -75,13 +75,23 @@ def attend(inputs: Inputs, backend: str = "auto") -> Tensor:
     device = inputs.q.device.type
     autocast = device != "meta" and torch.is_autocast_enabled(device)
     if autocast:
-        dtype = torch.get_autocast_dtype(device)
-        q, k, v = (x.to(dtype) for x in inputs[:3])
-        pos, neg = inputs.pos, inputs.neg
-        if inputs.pool is None:  # embeddings stay as they are until they have been added
-            pos, neg = pos.to(dtype), None if neg is None else neg.to(dtype)
-        inputs = inputs._replace(q=q, k=k, v=v, pos=pos, neg=neg)
+        inputs = _autocast(inputs, torch.get_autocast_dtype(device))
     check_inputs(inputs)
     chosen = select(backend, inputs)
     with torch.autocast(device, enabled=False) if autocast else nullcontext():
         return chosen.run(inputs)
+
+
+def _autocast(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Convert the tensors as autocast converts those of a matrix product: all but float64 ones, to `dtype`.
+
+    Gains are multiplied, and embeddings of pooled queries added, in float32: both may have yet another type.
+    """
+    if torch.float64 in (x.dtype for x in inputs[:3]):
+        return inputs
+    q, k, v = (x.to(dtype) for x in inputs[:3])
+    pos, neg = inputs.pos, inputs.neg
+    added = dtype if inputs.pool is None or pos.dtype == dtype else torch.float32
+    neg = None if neg is None else neg.to(added)
+    gain1, gain2 = (None if gain is None else gain.float() for gain in inputs.gains)
+    return inputs._replace(q=q, k=k, v=v, pos=pos.to(added), neg=neg, gains=(gain1, gain2))
