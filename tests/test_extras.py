@@ -9,7 +9,6 @@ import sys
 import pytest
 from packaging.requirements import Requirement
 
-from lineardiff import extras
 from lineardiff.extras import MissingExtra, install_command, missing_extra
 
 
@@ -18,7 +17,7 @@ def nothing_installed(monkeypatch):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "version", absent)
+    monkeypatch.setattr(importlib.metadata, "version", absent)
 
 
 def _declared(extra):
@@ -47,7 +46,7 @@ def test_an_extra_brings_the_extras_it_includes(nothing_installed):
 
 def test_what_is_installed_is_not_installed_again(monkeypatch):
     installed = {"diffusers": "0.37.1", "torchdiffeq": "0.1"}
-    monkeypatch.setattr(extras, "version", installed.__getitem__)
+    monkeypatch.setattr(importlib.metadata, "version", installed.__getitem__)
     assert install_command("generate", package="torchdiffeq").endswith("install 'torchdiffeq>=0.2.5'")
 
 
@@ -55,7 +54,7 @@ def test_without_metadata_the_package_itself_is_named(monkeypatch):
     def absent(name):
         raise importlib.metadata.PackageNotFoundError(name)
 
-    monkeypatch.setattr(extras, "requires", absent)
+    monkeypatch.setattr(importlib.metadata, "requires", absent)
     assert install_command("score", package="torch_fidelity").endswith(" install torch-fidelity")
 
 

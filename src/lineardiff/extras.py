@@ -7,7 +7,6 @@ one, whether lineardiff was installed from a clone or from a wheel: they are rea
 import shlex
 import shutil
 import sys
-from importlib.metadata import PackageNotFoundError, requires, version
 from pathlib import Path
 
 __all__ = ["MissingExtra", "install_command", "missing_extra"]
@@ -41,11 +40,13 @@ def install_command(extra: str, *, package: str) -> str:
 
 def _requirements(extra: str) -> list[str]:
     """Return the requirements of an extra and of the extras it includes, without markers."""
+    from importlib import metadata
+
     from packaging.requirements import Requirement
 
     try:
-        declared = [Requirement(line) for line in requires("lineardiff") or []]
-    except PackageNotFoundError:
+        declared = [Requirement(line) for line in metadata.requires("lineardiff") or []]
+    except metadata.PackageNotFoundError:
         return []
     found: list[str] = []
     for requirement in declared:
@@ -61,12 +62,14 @@ def _requirements(extra: str) -> list[str]:
 
 
 def _is_installed(line: str) -> bool:
+    from importlib import metadata  # here, as in _requirements, to keep `lineardiff --help` fast
+
     from packaging.requirements import Requirement
 
     requirement = Requirement(line)
     try:
-        return requirement.specifier.contains(version(requirement.name), prereleases=True)
-    except PackageNotFoundError:
+        return requirement.specifier.contains(metadata.version(requirement.name), prereleases=True)
+    except metadata.PackageNotFoundError:
         return False
 
 

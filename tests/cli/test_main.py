@@ -15,7 +15,7 @@ from lineardiff.cli import COMMANDS, main
 
 
 def start(*words: str, **kwargs: object) -> subprocess.Popen:
-    command = [sys.executable, "-c", "import sys; from lineardiff.cli import main; sys.exit(main())", *words]
+    command = [sys.executable, "-c", "import sys; from lineardiff_cli import main; sys.exit(main())", *words]
     return subprocess.Popen(
         command, stdout=kwargs.pop("stdout", subprocess.PIPE), stderr=subprocess.PIPE, text=True, **kwargs
     )
@@ -84,6 +84,30 @@ def test_every_command_has_help_and_refuses_what_it_does_not_know(
     assert err.startswith("lineardiff: error: ")
     assert "--nonsense" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--help"],
+        ["--version"],
+        *([command, "--help"] for command in (*COMMANDS, "train demo", "evaluate fid")),
+    ],
+    ids=" ".join,
+)
+def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
+    """Importing torch takes seconds; help answers before it, although `import lineardiff` needs torch and timm."""
+    heavy = ("torch", "timm", "torchvision", "numpy", "accelerate", "datasets", "diffusers", "matplotlib")
+    code = f"import sys; from lineardiff_cli import main; print(main(), [n for n in {heavy} if n in sys.modules])"
+    process = subprocess.run(
+        [sys.executable, "-c", code, *" ".join(words).split()], capture_output=True, text=True, check=True
+    )
+    assert process.stdout.splitlines()[-1] == "0 []"
+
+
+def test_a_command_has_the_complete_library() -> None:
+    out, err = start("models", "vca_deit_t*_224").communicate(timeout=120)
+    assert out.split() == ["vca_deit_tiny_distilled_patch16_224", "vca_deit_tiny_patch16_224"], err
 
 
 def test_an_unknown_command_names_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,34 +1,43 @@
-"""The command line: ``lineardiff train | evaluate | sample | ...``, one file per command."""
+"""The command line, `lineardiff train | evaluate | sample | ...`, one file per command.
+
+The console script is `lineardiff_cli`, which imports this package before the library itself; a command's file imports
+torch, timm and everything built on them inside the functions that use them.
+"""
 
 import importlib
 import logging
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from lineardiff.cli.errors import exit_code
 from lineardiff.suggest import suggest
 
+__all__ = ["COMMANDS", "import_library", "main"]
+
 COMMANDS = {
-    "train": "train a recipe; a run folder that exists is continued",
-    "evaluate": "top-1, top-5 and loss of a run folder or of a checkpoint",
-    "sample": "images of a trained DiT or SiT, for a look or for FID",
-    "latents": "encode images once, to train generators on their latents",
-    "models": "the models of lineardiff, with their size and cost",
-    "info": "versions, devices, and which attention backends can run here",
-    "bench": "how fast attention is on this machine: VCA's backends, self-attention, linear peers",
-    "demo": "train a small ViT with MHSA and with VCA on embedded images, and compare them",
+    "train": "train a recipe, or resume its run",
+    "evaluate": "top-1, top-5 and loss of a run folder or a checkpoint; FID of generated images",
+    "sample": "draw images with a trained DiT or SiT",
+    "latents": "encode images once, to train DiT and SiT on their latents",
+    "models": "list the models of lineardiff with their size and cost",
+    "info": "show versions, devices and the attention backends that can run here",
+    "bench": "measure attention on this machine: VCA's backends, self-attention, linear attentions",
+    "demo": "train a small ViT with self-attention and with VCA on embedded images, and compare them",
 }
+
+import_library: Callable[[], object] = lambda: None  # noqa: E731
+"""Completes `import lineardiff` once the arguments of a command are valid; set by `lineardiff_cli`."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command.
 
     Args:
-        argv: The words after ``lineardiff``; None takes those of the process.
+        argv: Words after `lineardiff`; None takes those of the process.
 
     Returns:
-        The exit code: 0 for success, 2 for bad input or an environment that cannot do it (one line on stderr
-        says what and how to mend it; ``LINEARDIFF_DEBUG=1`` adds the traceback), 130 for an interruption.
+        The exit code: 0 for success, 2 for bad input or an unsuitable environment (one line on stderr says what is
+        wrong and how to fix it; `LINEARDIFF_DEBUG=1` adds the traceback), 130 for an interruption.
     """
     words = list(sys.argv[1:] if argv is None else argv)
     logging.basicConfig(format="%(name)s: %(message)s")
@@ -61,6 +70,6 @@ def _usage() -> str:
             "",
             *lines,
             "",
-            "lineardiff COMMAND --help lists the arguments of one command.",
+            "lineardiff COMMAND --help lists the arguments of a command.",
         ]
     )

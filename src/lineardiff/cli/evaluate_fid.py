@@ -1,4 +1,4 @@
-"""``lineardiff evaluate fid``: generated images against real ones."""
+"""``lineardiff evaluate fid``: score generated images against real ones."""
 
 import json
 from collections.abc import Sequence
@@ -9,7 +9,6 @@ from typing import Annotated, Literal
 import tyro
 
 from lineardiff.cli.arguments import parse
-from lineardiff.device import choose_device
 from lineardiff.table import format_table
 
 LABELS = {
@@ -27,30 +26,31 @@ LABELS = {
 
 @dataclass
 class EvaluateFid:
-    """FID, sFID, Inception score, precision and recall of generated images, as ADM's evaluator computes them.
+    """Compute FID, sFID, Inception score, precision and recall of generated images as ADM's evaluator does.
 
-    With --features lite0, for machines without Inception's weights: the Frechet distance of EfficientNet-Lite0's
-    features (FD-Lite0, which is no FID), and its floor, that between two halves of the reference images.
+    With --features lite0, for machines without Inception's weights: the Frechet distance between the features of
+    EfficientNet-Lite0 (FD-Lite0, which is not an FID), and its floor, the distance between two halves of the reference
+    images.
     """
 
     samples: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="SAMPLES")]
-    """Generated images: a folder (with its sub-folders), or an npz file in ADM's format (arr_0, uint8, N H W 3)."""
+    """Generated images: a folder, with its subfolders, or an npz file in ADM's format (arr_0, uint8, N H W 3)."""
     reference: str
-    """Real images, likewise, or "fashion" (embedded); or an npz file of statistics (ADM's keys, or mu and sigma)."""
+    """Real images in the same formats, "fashion" (embedded), or an npz file of statistics (ADM's, or mu and sigma)."""
     features: Literal["inception", "lite0"] = "inception"
     """The network whose features are compared."""
     inception_weights: Path | None = None
-    """torch-fidelity's file of Inception's weights, for machines without a network; None downloads it."""
+    """torch-fidelity's file of Inception's weights, for machines without internet access; None downloads it."""
     image_size: int | None = None
-    """Crop and resize the images of folders to this size, as ADM prepares ImageNet; None takes them as they are."""
+    """Crop and resize the images of folders to this size, as ADM prepares ImageNet; None does not resize."""
     save_statistics: Path | None = None
-    """Write the statistics of the reference to this npz file, to be given as --reference next time."""
+    """Write the statistics of the reference to this npz file, which can be passed as --reference later."""
     batch_size: int = 64
-    """Images of one forward pass."""
+    """Images per forward pass."""
     workers: int = 2
-    """Processes that load images of a folder; 0 loads in this one."""
+    """Processes that load the images of a folder; 0 loads in the main process."""
     device: str | None = None
-    """Such as cpu or cuda:0; None takes the accelerator if there is one."""
+    """Device, for example cpu or cuda:0; None takes the accelerator if there is one."""
     as_json: Annotated[bool, tyro.conf.arg(name="json")] = False
     """Print JSON instead of a table."""
 
@@ -70,7 +70,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def _score(arguments: EvaluateFid) -> dict[str, float | int | None]:
-    # Here, because it takes seconds: help and mistakes in flags do not wait for it.
+    from lineardiff.device import choose_device
     from lineardiff.evaluate import (
         InceptionFeatures,
         Lite0Features,
@@ -82,7 +82,7 @@ def _score(arguments: EvaluateFid) -> dict[str, float | int | None]:
     )
 
     if arguments.save_statistics is not None and arguments.save_statistics.suffix != ".npz":
-        raise ValueError(f"--save-statistics {arguments.save_statistics}: expected a name that ends in .npz")
+        raise ValueError(f"--save-statistics {arguments.save_statistics}: expected a name that ends in .npz.")
     device = choose_device(arguments.device)
     reading = {name: getattr(arguments, name) for name in ("batch_size", "image_size", "workers")}
     samples = open_batches(arguments.samples, **reading)

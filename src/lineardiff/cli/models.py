@@ -1,16 +1,11 @@
-"""``lineardiff models``: the models that this package registers with timm."""
+"""``lineardiff models``: the models that lineardiff registers with timm."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 
-import timm
-import torch
 import tyro
-from timm.models import model_entrypoint
 
-import lineardiff
-from lineardiff.bench import multiply_adds, parameters
 from lineardiff.cli.arguments import parse
 from lineardiff.results import Metric, find_published
 from lineardiff.suggest import suggest
@@ -19,12 +14,12 @@ from lineardiff.table import format_table
 
 @dataclass
 class Models:
-    """List the models of lineardiff, as timm.create_model and --model take their names."""
+    """List the models of lineardiff, by the names that timm.create_model and --model take."""
 
     pattern: tyro.conf.Positional[str] = "*"
-    """Only names that match, with the wildcards * and ?."""
+    """Names to list, with the wildcards * and ?."""
     table: bool = False
-    """Build each model and show its parameters and multiply-adds, beside what the paper reports."""
+    """Build each model and show its parameters and multiply-adds beside those of the paper."""
 
 
 def run(words: Sequence[str]) -> None:
@@ -39,16 +34,27 @@ def run(words: Sequence[str]) -> None:
     published = ("parameters", "multiply-adds", "top-1")
     header = ("model", "image", "parameters", "multiply-adds", *(f"published {name}" for name in published))
     print(format_table(header, [_row(name) for name in names]))
-    print("\npublished: reported by the paper (arXiv 2511.00833); the others are counted on the built models")
+    print(
+        "\npublished: reported by the paper (arXiv 2511.00833); the other columns are counted on the built models"
+    )
 
 
 def model_names() -> list[str]:
-    """Names in timm's registry whose models this package defines, sorted."""
-    prefix = f"{lineardiff.__name__}."
-    return [name for name in timm.list_models() if model_entrypoint(name).__module__.startswith(prefix)]
+    """Return the names in timm's registry whose models lineardiff defines, sorted."""
+    import timm
+    from timm.models import model_entrypoint
+
+    return [
+        name for name in timm.list_models() if model_entrypoint(name).__module__.startswith("lineardiff.")
+    ]
 
 
 def _row(name: str) -> tuple[str, ...]:
+    import timm
+    import torch
+
+    from lineardiff.bench import multiply_adds, parameters
+
     with torch.device("meta"):
         model = timm.create_model(name)
     chans, height, width = model.pretrained_cfg["input_size"]

@@ -12,6 +12,7 @@ from timm.layers import Mlp, PatchEmbed
 from torch import Tensor, nn
 
 from lineardiff.checks import as_pair, check_bool, check_heads, check_integer, check_number
+from lineardiff.extras import missing_extra
 from lineardiff.layers import AttentionOptions, create_attention
 from lineardiff.layers.factory import per_block, pools_queries
 
@@ -20,7 +21,7 @@ try:
     from diffusers.configuration_utils import register_to_config
     from diffusers.utils import BaseOutput
 except ImportError as error:
-    raise ImportError("DiT and SiT are diffusers models: pip install 'lineardiff[generate]'.") from error
+    raise missing_extra("generate", package="diffusers") from error
 
 
 __all__ = ["DiT", "DiTOutput"]
