@@ -3,11 +3,14 @@
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("diffusers")
 
 from lineardiff.cli import main
+from lineardiff.runs import load_run
 
 TINY = [
     "fashion_sit",
@@ -40,6 +43,17 @@ def test_a_run_is_trained_continued_and_not_scored_as_a_classifier(
     assert main(["train", *TINY, "--output", str(output), "--path", "gvp"]) == 2
     assert "path was 'linear' and is now 'gvp'" in capsys.readouterr().err
 
+    pipelines = [load_run(path).pipeline() for path in (output, load_run(output).checkpoints()[-1])]
+    images = [
+        pipeline(
+            [3], num_inference_steps=2, generator=torch.Generator().manual_seed(0), output_type="np"
+        ).images
+        for pipeline in pipelines
+    ]
+    np.testing.assert_array_equal(images[0], images[1])  # the finished run and its last checkpoint
+    assert pipelines[0].config["class_names"] == pipelines[1].config["class_names"]
+
+    capsys.readouterr()
     assert main(["evaluate", str(output)]) == 2
     err = capsys.readouterr().err
     assert "has no accuracy" in err

@@ -20,7 +20,7 @@ from lineardiff.recipes import TrainingRecipe
 from lineardiff.runs.run import RunWriter
 from lineardiff.train import ClassificationTask, train
 from lineardiff.train.loop import _Loop
-from lineardiff.train.setup import build_optimizer
+from lineardiff.train.setup import build_optimizer, enable_grad_checkpointing
 
 
 def learning_rate(done: int) -> float:
@@ -212,6 +212,11 @@ def test_what_cannot_run_is_refused_before_it_starts(
     with pytest.raises(ValueError, match=message):
         train(ToyTask(recipe), output=tmp_path / "run")
     assert not (tmp_path / "run").exists()
+
+
+def test_a_timm_model_that_cannot_recompute_activations_is_refused() -> None:
+    with pytest.raises(ValueError, match="grad_checkpointing=True"):
+        enable_grad_checkpointing(replace(TINY, grad_checkpointing=True), timm.create_model("inception_v3"))
 
 
 def test_what_goes_to_loader_processes_pickles_without_the_model(tmp_path: Path) -> None:

@@ -29,6 +29,10 @@ def test_two_processes_equal_one(tmp_path: Path) -> None:
     assert summaries[0]["processes"] == 2
     # Both processes wrote into one folder, and only one of them did.
     assert (tmp_path / "two/train.csv").read_text().count("step") == 1
+    # What the main process refuses is refused by both, which then train together again.
+    refusals = [(tmp_path / f"refused{rank}").read_text() for rank in (0, 1)]
+    assert refusals[0] == refusals[1]
+    assert "already holds a run" in refusals[0]
     # With mixing the numbers follow from the rank, so two runs of two processes still agree bit for bit.
     mixed = [(tmp_path / name / "train.csv").read_bytes() for name in ("mixed", "again")]
     assert mixed[0] == mixed[1]
@@ -38,5 +42,9 @@ if __name__ == "__main__":
     folder = Path(sys.argv[1])
     summary = train(ClassificationTask(RECIPE), output=folder / "two")
     (folder / f"answer{PartialState().process_index}.json").write_text(json.dumps(summary))
+    try:
+        train(ClassificationTask(RECIPE), output=folder / "two", resume=False)
+    except ValueError as error:
+        (folder / f"refused{PartialState().process_index}").write_text(str(error))
     for name in ("mixed", "again"):
         train(ClassificationTask(MIXED), output=folder / name)
