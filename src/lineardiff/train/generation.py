@@ -42,12 +42,12 @@ _GRID_COLUMNS = 10
 class GenerationTask:
     """Class-conditional generation as `train` takes it.
 
-    Times, noise, the draw of a latent from its moments and the dropped labels follow from (seed, step, rank):
-    another number of processes or parts is another experiment.
+    Times, noise, latents drawn from their moments and dropped labels follow from (seed, step, rank), so another number
+    of processes or accumulation steps is another experiment.
 
     Attributes:
         model: the network with weights drawn from the seed.
-        train_data: images (C, H, W) in [-1, 1], or moments of latents (8, h, w), with labels.
+        train_data: images (C, H, W) in [-1, 1], or moments of latents (2C, h, w), with labels.
         validation: as train_data, without mirroring; where the data are latents, some of train_data.
         classes: the class names; a label is an index into them.
 
@@ -94,7 +94,7 @@ class GenerationTask:
         return data_record(**self._sources)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean loss of images (B, C, H, W) or moments (B, 8, H, W) and labels (B,), at random times and noise."""
+        """Mean loss of images (B, C, H, W) or moments (B, 2C, H, W) and labels (B,), at random times and noise."""
         data, labels = batch
         # the global CPU generator is the one that the loop seeds for this update and this process
         generator = torch.Generator(data.device).manual_seed(int(torch.randint(2**62, ())))
@@ -242,7 +242,7 @@ class GenerationTask:
         if recipe.objective == "flow" and model.out_channels != model.in_channels:
             raise recipe.error(
                 "model",
-                "it answers with a variance, which a flow has not; give a sit, or objective=diffusion",
+                "it predicts a variance, which a flow does not have; use a sit, or objective=diffusion",
             )
         if recipe.grid_images and recipe.grid_guidance != 1 and model.null_label is None:
             raise recipe.error(
