@@ -11,7 +11,7 @@ import torch
 from bench_support import bench_row
 
 from lineardiff import bench, ops
-from lineardiff.bench import candidates
+from lineardiff.bench import candidates, timing
 from lineardiff.bench.report import crossover_table, record, speed_table
 from lineardiff.bench.rows import Row
 from lineardiff.cli import main
@@ -20,7 +20,8 @@ TINY = ["--heads", "1", "--head-dim", "8", "--contrast-tokens", "4", "--seconds"
 
 
 @pytest.fixture(autouse=True)
-def keep_threads() -> Iterator[None]:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(timing, "seconds_running", lambda: 0.0)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
