@@ -87,7 +87,8 @@ class TrainingRecipe:
     """Number of updates between checkpoints; the last update always writes one."""
 
     def __post_init__(self) -> None:
-        for name, kind in _field_types(type(self)).items():
+        own_class: Any = type(self)
+        for name, kind in _field_types(own_class).items():
             value = getattr(self, name)
             if isinstance(value, os.PathLike):
                 # A relative path stays a path where a name has a meaning, as "fashion" and "owner/name" have.
