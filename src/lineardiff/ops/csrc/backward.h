@@ -201,6 +201,27 @@ INLINE void accumulate(float* to, const float* from, int64_t count) {
   for (int64_t c = 0; c < count; c += lanes) store(to + c, load(to + c) + load(from + c));
 }
 
+// dots = g(u) . v+ and g(u) . v-, from v+ and v-, (2n, d + 2). Each is accumulated channel by channel like g(u) v^T in
+// `product`: where a softmax is one-hot, v+ equals the value of one key, and the difference g(u) v^T - g(u) . v+ of
+// that key must vanish, because a large token multiplies it in g(k).
+template <class E>
+INLINE void dot_read(const Problem& p, const float* read, const BackwardHead<E>& head) {
+  const Sizes s(p);
+  constexpr int at_once = 4;  // independent sums hide the latency of an addition
+  for (int64_t i = 0; i < s.n; i += at_once) {
+    float plus[at_once] = {}, minus[at_once] = {};
+    const int64_t count = smaller(at_once, s.n - i);
+    for (int64_t c = 0; c < s.d; c++)
+      for (int64_t u = 0; u < count; u++) {
+        const float g = head.difference.values[(i + u) * s.D + c];
+        plus[u] = __builtin_fmaf(g, read[(i + u) * (s.d + 2) + c], plus[u]);
+        minus[u] = __builtin_fmaf(g, read[(s.n + i + u) * (s.d + 2) + c], minus[u]);
+      }
+    memcpy(head.dots + i, plus, count * sizeof(float));
+    memcpy(head.dots + s.n + i, minus, count * sizeof(float));
+  }
+}
+
 // Merge g(v^) of the chunks, then compute g(u), g(gain1) and g(l1).
 template <class E>
 void merge_contrast_backward(const Problem& p, const Kernel::Task& task) {
@@ -227,20 +248,16 @@ void merge_contrast_backward(const Problem& p, const Kernel::Task& task) {
       along = fma(load(g + c) * load_first(p.gain1 + c, s.d - c), u, along);
     });
     const float mean = sum_of_lanes(along) / float(s.d);
-    Vector dot_plus = set(0), dot_minus = set(0);
     contrast_row(p, plus, minus, [&](int64_t c, Vector u, float inverse) {
       const int64_t count = s.d - c;
       const Vector scale = set(inverse), gain = load_first(p.gain1 + c, count);
       const Vector x = scale * (load(g + c) * gain - set(mean * inverse * inverse) * u);
       store_first(gain1 + c, count, fma(load(g + c) * scale, u, load_first(gain1 + c, count)));
       store(du + c, x);
-      dot_plus = fma(x, load_first(plus + c, count), dot_plus);
-      dot_minus = fma(x, load_first(minus + c, count), dot_minus);
     });
-    head.dots[i] = sum_of_lanes(dot_plus);
-    head.dots[s.n + i] = sum_of_lanes(dot_minus);
-    lambdas[0] -= head.dots[s.n + i];
   }
+  dot_read(p, p.saved + task.head_index * s.n2 * (s.d + 2), head);
+  for (int64_t i = 0; i < s.n; i++) lambdas[0] -= head.dots[s.n + i];
   fill_rows(head.difference, s.n, s.D);
   fill_pairs(head.difference, s.n, s.D);
 }
