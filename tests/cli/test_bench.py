@@ -209,8 +209,8 @@ def test_mistakes_are_one_line(
 def test_a_backend_that_cannot_run_here_gives_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unable = ops.Backend("unable", lambda inputs: inputs.q, lambda inputs: "needs a GPU of tomorrow", "fast")
-    monkeypatch.setattr(ops, "BACKENDS", (*ops.BACKENDS, unable))
+    backends = (*ops.list_backends(), ops.BackendInfo("unable", "fast", "needs a GPU of tomorrow"))
+    monkeypatch.setattr(ops, "list_backends", lambda: backends)
     assert main(["bench", "--backends", "unable"]) == 2
     assert "needs a GPU of tomorrow" in capsys.readouterr().err
     assert "unable" not in candidates.choose_backends()

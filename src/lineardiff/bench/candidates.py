@@ -161,14 +161,14 @@ def choose_backends(names: Sequence[str] | None = None, *, quick: bool = False) 
     Raises:
         ValueError: A backend is unknown or cannot run on this machine.
     """
-    known = {backend.name: backend for backend in ops.BACKENDS}
+    known = {backend.name: backend.reason for backend in ops.list_backends()}
     if names is None:
-        able = [name for name, backend in known.items() if backend.why_not(None) is None]
+        able = [name for name, reason in known.items() if reason is None]
         return tuple(name for name in able if not (quick and name == "reference"))
     for name in names:
         if name not in known:
             raise ValueError(f"There is no backend {name!r}; {suggest(name, known)}")
-        reason = known[name].why_not(None)
+        reason = known[name]
         if reason is not None:
             raise ValueError(f"Backend {name!r} cannot run here: {reason}")
     return tuple(dict.fromkeys(names))
