@@ -6,9 +6,9 @@ from importlib import metadata
 import pytest
 import torch
 
+from lineardiff import ops
 from lineardiff.bench import machine
 from lineardiff.cli import main
-from lineardiff import ops
 
 
 def test_info_shows_versions_hardware_and_backends(
