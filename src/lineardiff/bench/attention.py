@@ -45,10 +45,10 @@ class Limits:
     def quick(cls, *, rounds: int = 5, seconds: float = 0.02, spent: float = 0.0) -> "Limits":
         """Return limits that keep a run of `lineardiff bench` below 3 minutes on a busy machine too.
 
-        Past two minutes only a call in progress, predicted to take at most 2.5 seconds, has to end. A slow start
+        Past `total_seconds` only a call in progress, predicted to take at most 2.5 seconds, has to end. A slow start
         predicts a slow end (the figure), so the `spent` seconds since the process began count twice.
         """
-        total = max(20.0, 130.0 - 2 * spent)
+        total = max(20.0, 140.0 - 2 * spent)
         return cls(rounds, seconds, shape_seconds=2.0, call_seconds=2.5, total_seconds=total)
 
 
