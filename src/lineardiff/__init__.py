@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from lineardiff.models.dit import DiT
     from lineardiff.ops import backend, list_backends, set_backend, visual_contrast_attention
     from lineardiff.pipelines.pipeline import LinearDiffPipeline
+    from lineardiff.runs import load_run
 
 __all__ = [
     "DiT",

@@ -1,4 +1,4 @@
-"""What Visual-Contrast Attention is compared with, all called as `forward(x, feat_size)`."""
+"""The attentions that Visual-Contrast Attention is compared with, called as `forward(x, feat_size)`."""
 
 from typing import Any
 
@@ -10,6 +10,8 @@ from torch import Tensor, nn
 from lineardiff.checks import check_heads
 from lineardiff.layers.attention import VisualContrastAttention
 from lineardiff.layers.parts import ValueConv
+
+__all__ = ["AgentAttention", "DifferentialAttention", "SelfAttention"]
 
 
 @register_notrace_module
