@@ -1,15 +1,29 @@
 """Devices, precision and processes."""
 
 import os
+import signal
+import traceback
+from collections.abc import Generator, Iterable, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 
 if TYPE_CHECKING:
     from accelerate import PartialState
 
-__all__ = ["PRECISIONS", "autocast", "choose_device", "cpu_cores", "join_processes"]
+Batch = TypeVar("Batch")
+
+__all__ = [
+    "PRECISIONS",
+    "autocast",
+    "choose_device",
+    "cpu_cores",
+    "ignore_interrupts",
+    "iterate",
+    "join_processes",
+    "sum_over_processes",
+]
 
 PRECISIONS = {"no": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 """Autocast type by the name that recipes and flags use; "no" is the model's own."""
@@ -58,3 +72,40 @@ def join_processes(device: str | None = None) -> "tuple[PartialState, torch.devi
     # A process may wait for another one as long as a whole unit of work takes.
     state = PartialState(cpu=on_cpu, timeout=timedelta(days=1))
     return state, state.device if chosen is None else chosen
+
+
+def sum_over_processes(values: Sequence[float]) -> list[float]:
+    """Return the sums of `values` over all processes, in every process; those of one process are unchanged."""
+    from accelerate.utils import gather_object
+
+    return [sum(column) for column in zip(*gather_object([list(values)]), strict=True)]
+
+
+def ignore_interrupts(worker: int) -> None:
+    """Ignore Ctrl-C in a loader process, as the `worker_init_fn` of a DataLoader.
+
+    A terminal sends Ctrl-C to loader processes too, and their parent may need one more batch. SIGTERM gets its default
+    action back, because multiprocessing waits at exit for the processes that it has sent SIGTERM.
+    """
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def iterate(loader: Iterable[Batch]) -> Generator[Batch, None, None]:
+    """Yield the batches of a DataLoader and end its processes when the generator ends, fails or is closed.
+
+    Otherwise the traceback of an error keeps them alive until the exit of the program, which then waits for them.
+
+    Raises:
+        RuntimeError: A loader process was killed; the message begins with "DataLoader worker".
+    """
+    batches = iter(loader)
+    try:
+        yield from batches
+    except BaseException as error:
+        traceback.clear_frames(error.__traceback__)
+        if isinstance(error, (ConnectionError, EOFError)):  # killed while it was handing over a batch
+            raise RuntimeError("DataLoader worker exited unexpectedly") from error
+        raise
+    finally:
+        del batches

@@ -2,6 +2,7 @@
 
 import errno
 import os
+import re
 import sys
 import traceback
 from collections.abc import Callable
@@ -10,6 +11,8 @@ from lineardiff.extras import MissingExtra, missing_extra
 
 __all__ = ["exit_code"]
 
+# What gloo and NCCL say to the others when a process of a distributed job ends.
+_LOST_PEER = re.compile(r"Connection (closed|reset) by peer|gloo/transport|NCCL|Broken pipe", re.IGNORECASE)
 TRAIN_EXTRA = ("accelerate", "datasets", "matplotlib", "tensorboard", "tqdm", "tyro")
 
 
@@ -60,4 +63,11 @@ def _explain(error: Exception) -> str | None:
         # An exception of a DataLoader worker has its complete traceback as the message.
         message = str(error).rpartition(f"\n{type(error).__name__}: ")[2]
         return " ".join(message.split())
+    if isinstance(error, RuntimeError) and "DataLoader worker" in str(error):
+        return (
+            "a loader process was killed, perhaps because memory ran out. Use fewer --workers or a smaller "
+            "--batch-size, then rerun the command to resume."
+        )
+    if isinstance(error, RuntimeError) and _LOST_PEER.search(str(error)):
+        return "another process of this job has ended; see its message."
     return None

@@ -7,6 +7,7 @@ mirror images, and `labels` (images,); and `index.json`, which is written last.
 import json
 import math
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
 from itertools import accumulate, chain
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from lineardiff.data.images import ImageSplit
 from lineardiff.data.sampling import Transformed, drop_bad
 from lineardiff.data.transforms import Transform
+from lineardiff.device import ignore_interrupts, iterate
 from lineardiff.files import fingerprint, written_whole
 
 __all__ = [
@@ -88,15 +90,20 @@ def write_latents(
     for shard in shards:
         indices = range(shard * shard_size, min((shard + 1) * shard_size, len(split)))
         loader = DataLoader(
-            Subset(samples, indices), batch_size=batch_size, num_workers=workers, collate_fn=drop_bad
+            Subset(samples, indices),
+            batch_size=batch_size,
+            num_workers=workers,
+            collate_fn=drop_bad,
+            worker_init_fn=ignore_interrupts,
         )
         moments, labels, done = [], [], 0
-        for batch in loader:
-            if batch is not None:
-                moments.append(encode(batch[0]).to("cpu", dtype))
-                labels.append(batch[1])
-            progress(min(batch_size, len(indices) - done))
-            done += batch_size
+        with closing(iterate(loader)) as batches:
+            for batch in batches:
+                if batch is not None:
+                    moments.append(encode(batch[0]).to("cpu", dtype))
+                    labels.append(batch[1])
+                progress(min(batch_size, len(indices) - done))
+                done += batch_size
         if not moments:
             raise ValueError(
                 f"{split.source}: none of the images {indices[0]} to {indices[-1]} can be decoded."

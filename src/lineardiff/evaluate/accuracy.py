@@ -6,13 +6,13 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Subset
 from tqdm import tqdm
 
 from lineardiff.data.images import ImageSplit
 from lineardiff.data.sampling import Transformed, drop_bad
 from lineardiff.data.transforms import Transform
-from lineardiff.device import PRECISIONS, autocast
+from lineardiff.device import PRECISIONS, autocast, ignore_interrupts, iterate, sum_over_processes
 
 _logger = logging.getLogger("lineardiff")
 
@@ -27,6 +27,8 @@ def predict(
     workers: int = 0,
     precision: str = "no",
     progress: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
     """Run a classifier over a split, in order and in eval mode; the model gets its old mode back at the end.
 
@@ -37,6 +39,7 @@ def predict(
         workers: Processes that load images; 0 loads in this one.
         precision: "no" (that of the model), or autocast to "bf16" or "fp16".
         progress: Show a bar, if stderr is a terminal.
+        rank, world_size: Take images rank, rank + world_size, ... only.
 
     Yields:
         For each batch the logits (b, classes) in float32 and the labels (b,), on the device. Images that
@@ -49,17 +52,20 @@ def predict(
         raise ValueError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
     device = torch.device(device) if device is not None else next(model.parameters()).device
     loader: DataLoader = DataLoader(
-        Transformed(split, transform), batch_size, num_workers=workers, collate_fn=drop_bad
+        Subset(Transformed(split, transform), range(rank, len(split), world_size)),
+        batch_size,
+        num_workers=workers,
+        collate_fn=drop_bad,
+        worker_init_fn=ignore_interrupts,
     )
     was_training = model.training
     model.to(device).eval()
+    batches = iterate(loader)
     try:
-        bar = tqdm(loader, desc=split.split, unit="batch", leave=False, disable=None if progress else True)
+        hidden = None if progress else True
+        bar = tqdm(batches, total=len(loader), desc=split.split, unit="batch", leave=False, disable=hidden)
         for images, labels in filter(None, bar):
-            with (
-                torch.inference_mode(),
-                autocast(device, precision),
-            ):
+            with torch.inference_mode(), autocast(device, precision):
                 logits = model(images.to(device, non_blocking=True)).float()
             if logits.shape[-1] != len(split.classes):
                 raise ValueError(
@@ -68,6 +74,7 @@ def predict(
                 )
             yield logits, labels.to(device)
     finally:
+        batches.close()
         model.train(was_training)
 
 
@@ -81,11 +88,14 @@ def accuracy(
     workers: int = 0,
     precision: str = "no",
     progress: bool = False,
+    rank: int = 0,
+    world_size: int = 1,
 ) -> dict[str, float]:
-    """Top-1 and top-5 accuracy in per cent, mean cross-entropy in nats, and how many images they are from.
+    """Return top-1 and top-5 accuracy in per cent, mean cross-entropy in nats, and the number of images.
 
-    Top-5 is top-k with k = the number of classes where there are fewer than five. Images that cannot be
-    read (bad_images="skip") do not count; the log says how many. The arguments are those of :func:`predict`.
+    Top-5 is top-k with k = the number of classes if there are fewer than five. Images that cannot be read
+    (bad_images="skip") do not count; the log says how many. The arguments are those of :func:`predict`. With several
+    processes, each of which calls this with its `rank`, the result is that of all images, in every process.
 
     Returns:
         {"top1", "top5", "loss", "images"}.
@@ -104,14 +114,19 @@ def accuracy(
         workers=workers,
         precision=precision,
         progress=progress,
+        rank=rank,
+        world_size=world_size,
     ):
         hits = logits.topk(min(5, logits.shape[-1])).indices == labels[:, None]
         top1 += int(hits[:, 0].sum())
         top5 += int(hits.sum())
         loss += float(F.cross_entropy(logits, labels, reduction="sum"))
         images += len(labels)
+    if world_size > 1:
+        loss, *counts = sum_over_processes((loss, top1, top5, images))
+        top1, top5, images = map(int, counts)
     if images == 0:
         raise ValueError(f"not one of the {len(split)} {split.split} images of {split.source} can be read")
-    if images < len(split):
+    if images < len(split) and rank == 0:
         _logger.warning("%d of %d images were skipped and do not count", len(split) - images, len(split))
     return {"top1": 100 * top1 / images, "top5": 100 * top5 / images, "loss": loss / images, "images": images}

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.transforms.functional import pil_to_tensor
 
 from lineardiff.data import ImageSplit, center_crop, open_folder, open_images
+from lineardiff.device import ignore_interrupts, iterate
 from lineardiff.evaluate.feature_statistics import npz_names, npz_path
 from lineardiff.evaluate.features import check_images
 
@@ -120,10 +121,10 @@ class _SplitBatches:
         pixels = _SplitPixels(split, image_size)
         assert pixels.size is not None
         self.source, self.images, self.size = split.source, len(split), pixels.size
-        self._loader = DataLoader(pixels, batch_size, num_workers=workers)
+        self._loader = DataLoader(pixels, batch_size, num_workers=workers, worker_init_fn=ignore_interrupts)
 
     def __iter__(self) -> Iterator[Tensor]:
-        return iter(self._loader)
+        return iterate(self._loader)
 
 
 class _NpzBatches:

@@ -103,9 +103,8 @@ class ClassificationTask:
         return self._criterion(model(images), targets)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Return loss (nats), top1 and top5 (per cent) over all validation images; {} except in the main process."""
-        if not PartialState().is_main_process:
-            return {}
+        """Return loss (nats), top1 and top5 (per cent) over all validation images, which the processes share."""
+        state = PartialState()
         metrics = accuracy(
             model,
             self.validation,
@@ -116,9 +115,11 @@ class ClassificationTask:
                 mean=IMAGENET_DEFAULT_MEAN,
                 std=IMAGENET_DEFAULT_STD,
             ),
-            batch_size=self.recipe.batch_size // (self.recipe.accumulate * PartialState().num_processes),
+            batch_size=self.recipe.batch_size // (self.recipe.accumulate * state.num_processes),
             workers=self.recipe.workers,
             precision=self.recipe.precision,
+            rank=state.process_index,
+            world_size=state.num_processes,
         )
         return {name: metrics[name] for name in ("loss", "top1", "top5")}
 

@@ -24,7 +24,7 @@ from lineardiff.data import (
     subset,
 )
 from lineardiff.data.latents import Latents, open_latents, sample_moments
-from lineardiff.device import autocast
+from lineardiff.device import autocast, sum_over_processes
 from lineardiff.generation import Denoiser, GaussianDiffusion, Interpolant
 from lineardiff.models import create_dit
 from lineardiff.pipelines.autoencoder import LatentSpace, fingerprint_of
@@ -103,20 +103,22 @@ class GenerationTask:
         return losses["loss"].mean()
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """The mean loss, and its terms, at times and noise that are the same at every call. Only the main process
-        works.
-        """
-        if not PartialState().is_main_process:
-            return {}
-        device = next(model.parameters()).device
-        size = self.recipe.batch_size // (self.recipe.accumulate * PartialState().num_processes)
+        """Return the mean loss and its terms, at the same times and noise in every call; processes share the work."""
+        state, device = PartialState(), next(model.parameters()).device
+        size = self.recipe.batch_size // (self.recipe.accumulate * state.num_processes)
+        batches = list(zip(*(tensor.split(size) for tensor in self._fixed), strict=True))
         sums: dict[str, float] = {}
-        for tensors in zip(*(tensor.split(size) for tensor in self._fixed), strict=True):
+        for index, tensors in enumerate(batches):
+            if index % state.num_processes != state.process_index and index > 0:
+                continue  # every process computes the first batch, to know the names of the terms
             x, labels, t, noise = (tensor.to(device) for tensor in tensors)
             with torch.no_grad(), autocast(device, self.recipe.precision):
                 losses = self._objective.training_losses(_bind(model, labels), x, t, noise)
+            counts = index % state.num_processes == state.process_index
             for name, loss in losses.items():
-                sums[name] = sums.get(name, 0.0) + float(loss.double().sum())
+                sums[name] = sums.get(name, 0.0) + counts * float(loss.double().sum())
+        if state.num_processes > 1:
+            sums = dict(zip(sums, sum_over_processes(list(sums.values())), strict=True))
         return {name: total / len(self._fixed[0]) for name, total in sums.items()}
 
     def picture(self, model: nn.Module) -> Tensor | None:

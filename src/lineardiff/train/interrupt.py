@@ -34,7 +34,7 @@ def stop_on_signal() -> Iterator[StopRequest]:
         yield request
         return
     previous = {number: signal.getsignal(number) for number in SIGNALS}
-    here = os.getpid()
+    here, children = os.getpid(), []
 
     def restore() -> None:
         for number, handler in previous.items():
@@ -43,6 +43,9 @@ def stop_on_signal() -> Iterator[StopRequest]:
     def note(number: int, frame: FrameType | None) -> None:
         request.made = True
         restore()
+        if hasattr(signal, "SIGCHLD"):
+            # A cluster's SIGTERM ends the loader processes too, which torch would raise in the middle of an update.
+            children.append(signal.signal(signal.SIGCHLD, signal.SIG_DFL))
         if os.getpid() == here:  # and not in a loader's process, which inherits the handler
             # Not print: the signal may have come in the middle of another write to the same stream.
             os.write(2, b"\nstopping after a checkpoint; press Ctrl-C again to stop now\n")
@@ -53,9 +56,5 @@ def stop_on_signal() -> Iterator[StopRequest]:
         yield request
     finally:
         restore()
-
-
-def leave_signals_to_parent(worker: int) -> None:
-    """Ignore signals in a DataLoader worker: a terminal sends Ctrl-C to workers too, and the last update needs them."""
-    for number in SIGNALS:
-        signal.signal(number, signal.SIG_IGN)
+        if children:
+            signal.signal(signal.SIGCHLD, children[0])

@@ -3,7 +3,7 @@
 import logging
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
@@ -18,14 +18,10 @@ from torch.utils.data import DataLoader
 
 from lineardiff.bench import describe_machine
 from lineardiff.data.sampling import EpochBatches
+from lineardiff.device import ignore_interrupts, iterate
 from lineardiff.runs.checkpoint import load_checkpoint
 from lineardiff.runs.run import RunWriter
-from lineardiff.train.interrupt import (
-    StopRequest,
-    TrainingInterrupted,
-    leave_signals_to_parent,
-    stop_on_signal,
-)
+from lineardiff.train.interrupt import StopRequest, TrainingInterrupted, stop_on_signal
 from lineardiff.train.logs import Progress, Throughput
 from lineardiff.train.setup import (
     build_accelerator,
@@ -120,7 +116,7 @@ class _Loop:
             batch_sampler=self.batches(start_step=self.step, total_steps=self.total_steps),
             collate_fn=partial(_collate_parts, self.task.collate, self.recipe.accumulate),
             num_workers=self.recipe.workers,
-            worker_init_fn=leave_signals_to_parent,
+            worker_init_fn=ignore_interrupts,
             pin_memory=self.accelerator.device.type == "cuda",
         )
 
@@ -128,8 +124,9 @@ class _Loop:
         progress = Progress(
             step=self.step, total_steps=self.total_steps, shown=self.main, name=self.recipe.name
         )
+        batches = self._batches(request)
         try:
-            for parts in self.loader:
+            for parts in batches:
                 self._update(parts)
                 progress.update()
                 last = self.step == self.total_steps
@@ -142,17 +139,35 @@ class _Loop:
                     if last or stop or self.step % self.recipe.checkpoint_every == 0:
                         self._save()
                 if stop:
-                    raise TrainingInterrupted(
-                        f"stopped after step {self.step} of {self.total_steps}; "
-                        f"rerun the command to resume {self.folder.path}"
-                    )
+                    raise self._interrupted()
             # Someone may have deleted a damaged table of a finished run.
             if self._on_main(lambda: not self.folder.validation.rows):
                 self._validate(progress)
+        except RuntimeError as error:
+            if request.made and "DataLoader worker" in str(error):
+                raise self._interrupted() from None
+            raise
         finally:
+            batches.close()
             progress.close()
             if self.main:
                 self.folder.close()
+
+    def _batches(self, request: StopRequest) -> Generator[list[Any], None, None]:
+        """Yield the batches from `step` on; if the signal that asks to stop kills the loader, save before failing."""
+        try:
+            yield from iterate(self.loader)
+        except RuntimeError:
+            if (
+                request.made and self.accelerator.num_processes == 1
+            ):  # several cannot agree on a step any more
+                self._save()
+            raise
+
+    def _interrupted(self) -> TrainingInterrupted:
+        return TrainingInterrupted(
+            f"stopped after step {self.step} of {self.total_steps}; rerun the command to resume {self.folder.path}"
+        )
 
     def _update(self, parts: list[Any]) -> None:
         accelerator = self.accelerator
