@@ -208,7 +208,7 @@ def test_every_field_of_the_recipe_and_the_environment_is_there() -> None:
     for field in ("image_size", "epochs", "betas", "[0.9, 0.999]", "clip_grad", "null", "lineardiff demo"):
         assert field in text
     assert "torch\n2.14.1" in text.replace(" ", "") or "torch2.14.1" in text
-    assert "memory gibunknown" in text
+    assert "memory (GiB)unknown" in text
     assert "acceleratorsnone" in text
 
 
