@@ -180,9 +180,9 @@ def test_a_trial_predicts_the_first_size(N: int) -> None:
     assert made == [min(N, 1024)] * 2
 
 
-@pytest.mark.parametrize("slowdown", [1, 8])
+@pytest.mark.parametrize(("slowdown", "start"), [(1, 5.0), (8, 40.0), (30, 60.0)])
 def test_quick_ends_within_three_minutes_on_a_busy_machine(
-    slowdown: int, monkeypatch: pytest.MonkeyPatch
+    slowdown: int, start: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     clock = FakeClock(monkeypatch)
     monkeypatch.setattr(attention, "can_measure", lambda device: True)
@@ -190,7 +190,7 @@ def test_quick_ends_within_three_minutes_on_a_busy_machine(
     monkeypatch.setattr(
         attention,
         "peak_memory",
-        lambda *call, limit, **options: clock.advance(min(limit, 2.0 * slowdown)) or 0,
+        lambda *call, limit, **options: clock.advance(min(limit, 0.5 * slowdown)) or 0,
     )
 
     def build(shape: Shape, *where: object) -> tuple[Callable[..., Tensor], list[Tensor]]:
@@ -199,16 +199,17 @@ def test_quick_ends_within_three_minutes_on_a_busy_machine(
         return lambda q, *rest: clock.advance(pace * 1e-3 * shape.N) or q * 1, []
 
     candidates = [Candidate(name, "op", build) for name in (SDPA, "x", "y")]
-    limits = replace(Limits.quick(), memory=None)
+    clock.advance(start)  # imports
+    limits = replace(Limits.quick(spent=start), memory=None)
     sizes = (49, 196, 1024, 2048, 4096, 16384, 65536)
     found = measured(
         candidates, sizes, limits, memory=True, modes=["forward", "train"], dtypes=[torch.float32]
     )
-    assert clock.now < 180 - 30  # imports and the figure come on top
-    assert found[SDPA, 49].status == MEASURED
-    assert found["y", 65536].status.startswith("not run: ")
-    if slowdown > 1:
-        assert "not run: out of time" in {row.status for row in found.values()}
+    assert clock.now + start < 180  # the figure takes no longer than the imports
+    statuses = {row.status for row in found.values()}
+    assert ("not run: out of time" in statuses) == (slowdown > 1)
+    if slowdown == 1:
+        assert found[SDPA, 49].status == MEASURED
 
 
 def test_memory_and_time_have_limits() -> None:

@@ -1,4 +1,7 @@
+import subprocess
+import sys
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -68,3 +71,13 @@ def test_the_clock_waits_for_devices_that_are_no_cpu(monkeypatch: pytest.MonkeyP
     devices = [torch.device("cpu"), torch.device("cuda:1")]
     interleaved({"a": lambda: order.append("call")}, rounds=2, devices=devices)
     assert order == ["cuda:1", "call", "cuda:1"] * 4
+
+
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="needs Linux")
+def test_the_age_of_a_process() -> None:
+    code = "import time, lineardiff.bench.timing as t; a = t.seconds_running(); time.sleep(1)"
+    code += "; print(a, t.seconds_running())"
+    start = time.perf_counter()
+    first, second = map(float, subprocess.check_output([sys.executable, "-c", code]).split())
+    assert 1.0 <= second - first
+    assert 0.0 < first < second <= time.perf_counter() - start + 0.1  # a tick is 0.01 s

@@ -11,7 +11,7 @@ import torch
 from bench_support import bench_row
 
 from lineardiff import bench, ops
-from lineardiff.bench import candidates
+from lineardiff.bench import candidates, timing
 from lineardiff.bench.report import crossover_table, record, speed_table
 from lineardiff.bench.rows import Row
 from lineardiff.cli import main
@@ -20,7 +20,8 @@ TINY = ["--heads", "1", "--head-dim", "8", "--contrast-tokens", "4", "--seconds"
 
 
 @pytest.fixture(autouse=True)
-def keep_threads() -> Iterator[None]:
+def new_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(timing, "seconds_running", lambda: 0.0)
     threads = torch.get_num_threads()
     yield
     torch.set_num_threads(threads)
@@ -208,8 +209,8 @@ def test_mistakes_are_one_line(
 def test_a_backend_that_cannot_run_here_gives_its_reason(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    unable = ops.Backend("unable", lambda inputs: inputs.q, lambda inputs: "needs a GPU of tomorrow", "fast")
-    monkeypatch.setattr(ops, "BACKENDS", (*ops.BACKENDS, unable))
+    backends = (*ops.list_backends(), ops.BackendInfo("unable", "fast", "needs a GPU of tomorrow"))
+    monkeypatch.setattr(ops, "list_backends", lambda: backends)
     assert main(["bench", "--backends", "unable"]) == 2
     assert "needs a GPU of tomorrow" in capsys.readouterr().err
     assert "unable" not in candidates.choose_backends()

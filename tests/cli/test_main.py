@@ -25,7 +25,7 @@ def test_an_unknown_recipe_ends_the_process_with_2_and_one_line() -> None:
     process = start("train", "demmo")
     out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (2, "")
-    assert err == "lineardiff: error: There is no recipe 'demmo'; did you mean demo?\n"
+    assert err == "lineardiff: error: there is no recipe 'demmo'; did you mean demo?\n"
 
 
 def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:

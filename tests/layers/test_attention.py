@@ -289,6 +289,17 @@ def test_torchscript_gives_the_same():
         assert torch.allclose(torch.jit.script(layer)(x, (4, 6)), layer(x, (4, 6)), atol=1e-12)
 
 
+@pytest.mark.parametrize("grad", [True, False])
+def test_torch_jit_trace_gives_the_same(grad):
+    """The trace is checked by torch with and without gradients."""
+    layer = make(torch.float32, grid_size=(4, 6)).eval()
+    x = torch.randn(2, 25, 24)
+    with torch.set_grad_enabled(grad):
+        traced = torch.jit.trace(layer, x)
+        y = torch.randn(2, 25, 24)
+        assert torch.allclose(traced(y), layer(y), atol=1e-5)
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -54,6 +54,24 @@ def test_self_attention_is_timms_deit():
         assert torch.allclose(prefix, prefix_, atol=1e-6)
 
 
+def test_the_interface_of_timms_vits_for_dino_and_masks():
+    theirs = timm.create_model("deit_tiny_patch16_224", **SMALL).eval()
+    mine = small(attention="mhsa")
+    mine.load_state_dict(theirs.state_dict())
+    x = images(32, 32)
+    for reshape in (False, True):
+        ours, wanted = (
+            m.get_intermediate_layers(x, [1, 2], reshape=reshape, norm=True) for m in (mine, theirs)
+        )
+        assert len(ours) == len(wanted) == 2
+        assert all(torch.allclose(a, b, atol=1e-6) for a, b in zip(ours, wanted, strict=True))
+    for call in (mine, mine.forward_features, mine.forward_intermediates):
+        call(x, attn_mask=None, is_causal=False)
+        for refused in ({"attn_mask": torch.ones(65, 65)}, {"is_causal": True}):
+            with pytest.raises(ValueError, match="attn_mask and is_causal are not available"):
+                call(x, **refused)
+
+
 def test_distilled_self_attention_is_timms_distilled_deit():
     theirs = timm.create_model("deit_tiny_distilled_patch16_224", **SMALL).eval()
     mine = small("vca_deit_tiny_distilled_patch16_224", attention="mhsa")

@@ -1,18 +1,19 @@
-// The kernel of one instruction set without PyTorch, for tools that watch memory: odd shapes, forward and backward,
-// compared with float64 loops. Every tensor and buffer is a heap block of exactly its size, and AddressSanitizer takes
-// the gaps between strided rows for out of bounds. test_kernel_memory.py runs it; by hand, in src/lineardiff/ops/csrc:
+// Runs the kernel of one instruction set without PyTorch, under tools that check memory accesses: odd shapes, forward
+// and backward, compared with float64 loops. Every tensor and buffer is a heap block of exactly its size, and the gaps
+// between strided rows are poisoned for AddressSanitizer. test_kernel_memory.py runs it; by hand, in
+// src/lineardiff/ops/csrc:
 //
 //   DRIVER=../../../../tests/ops/kernel_driver.cpp
 //   g++ -std=c++20 -O1 -g -fsanitize=address,undefined -mavx2 -mfma -I. $DRIVER kernel_avx2.cpp -o driver
 //
-// Whichever of the three objects is linked can be run, on a CPU with its instructions or in an emulator of them. Then
-// compile the driver apart: -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma are for kernel_avx512.cpp alone, and these
-// and -mavx512bf16 for kernel_avx512bf16.cpp.
+// Link any of the three objects, and run it on a CPU that has the instructions or in an emulator. The driver must then
+// be compiled separately: -mavx512f -mavx512dq -mavx512vl -mavx512bw -mfma are for kernel_avx512.cpp only, and with
+// -mavx512bf16 for kernel_avx512bf16.cpp only.
 //
 // driver ISA [every=K] [short=NAME] [unset]
-//   every=K     each K-th case only
-//   short=NAME  a planted fault: the tensor or buffer NAME (q, dpos, saved, head, scratch, ...) lacks its last element
-//   unset       memory begins undefined rather than as NaN: for valgrind, which follows what is undefined
+//   every=K     run every K-th case only
+//   short=NAME  plant a fault: the tensor or buffer NAME (q, dpos, saved, head, scratch, ...) lacks its last element
+//   unset       leave memory uninitialized instead of filling it with NaN, for valgrind, which tracks it
 #include <bit>
 #include <cmath>
 #include <cstdio>
@@ -28,7 +29,7 @@
 
 extern "C" [[gnu::weak]] void __asan_poison_memory_region(const volatile void*, size_t);
 
-// null where the object is not linked
+// Null if the object is not linked.
 namespace lineardiff::avx2 {
 [[gnu::weak]] const Kernel* kernel(bool);
 }
@@ -58,11 +59,11 @@ struct Block {
   char* data = nullptr;
 };
 
-struct Tensor {  // (B, heads, rows, d), float32 or bfloat16; its numbers are counted as if it were contiguous
+struct Tensor {  // (B, heads, rows, d), float32 or bfloat16; elements are indexed as if it were contiguous
   Tensor(const std::string& name, int64_t B, int64_t heads, int64_t rows, int64_t d, bool bfloat16 = false,
          bool rows_apart = false, bool one_for_the_batch = false)
       : heads(heads), rows(rows), d(d), count(B * heads * rows * d), element(bfloat16 ? 2 : 4) {
-    const int64_t apart = d / 8 * 8 + 16;  // whole granules of AddressSanitizer
+    const int64_t apart = d / 8 * 8 + 16;  // a multiple of AddressSanitizer's granules
     batch = one_for_the_batch ? 0 : heads * rows * d, head = rows * d, row = d;
     if (rows_apart) batch = rows * heads * apart, head = apart, row = heads * apart;
     block.emplace(name, offset(count - 1) + element, element);
@@ -88,8 +89,8 @@ struct Tensor {  // (B, heads, rows, d), float32 or bfloat16; its numbers are co
   std::optional<Block> block;
 };
 
-// As `run` of schedule.h, but one head after the other in memory of exactly the size that the kernel asks for, each
-// chunk's too.
+// Like `run` of schedule.h, but one head after the other, and with memory of exactly the requested size, for each chunk
+// too.
 void run_exactly(const Kernel::Pass& pass, const Problem& p, int64_t threads) {
   const Chunks chunks(p, threads);
   const Kernel::Bytes bytes = pass.bytes(p);
@@ -98,13 +99,13 @@ void run_exactly(const Kernel::Pass& pass, const Problem& p, int64_t threads) {
     for (int phase = 0; phase < pass.phase_count; phase++) {
       const auto [run, by_chunk] = pass.phases[phase];
       Block scratch("scratch", bytes.scratch);
-      if (!by_chunk) run(p, {i, 0, p.N}, chunks.count, head.data, parts.data, scratch.data);
+      if (!by_chunk) run(p, {i, 0, p.N, chunks.count, head.data, parts.data, scratch.data});
       for (int64_t chunk = 0; by_chunk && chunk < chunks.count; chunk++) {
         Block part("part", bytes.part);
         char* in_parts = parts.data + chunk * bytes.part;
         const size_t size = std::min<size_t>(part.size, parts.data + parts.size - in_parts);
         memcpy(part.data, in_parts, size);
-        run(p, chunks.rows(i, chunk), chunks.count, head.data, part.data, scratch.data);
+        run(p, {i, chunks.start(chunk), chunks.start(chunk + 1), chunks.count, head.data, part.data, scratch.data});
         memcpy(in_parts, part.data, size);
       }
     }
@@ -113,7 +114,7 @@ void run_exactly(const Kernel::Pass& pass, const Problem& p, int64_t threads) {
 
 // ---- one head in float64, from the equations
 
-// A number and the squares of the terms that were added up to it, which tell the error to allow where they cancel.
+// A number and the sum of the squares of its terms, from which follows the error to allow where the terms cancel.
 struct Sum {
   Sum(double x = 0) : x(x), squares(x * x) {}
   Sum(double x, double squares) : x(x), squares(squares) {}
@@ -151,7 +152,7 @@ auto product(double scale, const Matrix<A>& a, const Matrix<B>& b) {
   return c;
 }
 
-// Softmaxes of each `width` consecutive numbers.
+// Softmax over each group of `width` consecutive numbers.
 Numbers softmax(Numbers x, int64_t width) {
   for (double* row = x.numbers.data(); row != x.numbers.data() + x.numbers.size(); row += width) {
     double highest = *std::max_element(row, row + width), sum = 0;
@@ -195,7 +196,7 @@ Sums norm_backward(Numbers x, const auto& g, const float* gain, double eps, Sum*
   return to;
 }
 
-// f(token, query, share): which queries each contrast token averages, as in adaptive average pooling.
+// Call f(token, query, share) for each query that a contrast token averages, as in adaptive average pooling.
 void each_in_cells(const Problem& p, auto f) {
   for (int64_t i = 0; i < p.n && p.h; i++) {
     const int64_t y = i / p.w, x = i % p.w, top = y * p.H / p.h, left = x * p.W / p.w;
@@ -205,7 +206,7 @@ void each_in_cells(const Problem& p, auto f) {
   }
 }
 
-// The output and the gradients by name. load(names...) is the part of these tensors for this head, stacked.
+// The output and the gradients by name. load(names...) returns this head's part of the named tensors, stacked.
 std::map<std::string, std::vector<Sum>> one_head(const Problem& p, auto load) {
   Numbers q = load("q"), k = load("k"), v = load("v"), t = load("pos", "neg");
   const int64_t N = p.N, n = p.n, d = p.d, width = p.joint ? 2 * n : n;
@@ -258,7 +259,7 @@ std::map<std::string, std::vector<Sum>> one_head(const Problem& p, auto load) {
           {"sums", sums.numbers}};
 }
 
-// What is wrong with a case, in words.
+// Describe the errors of a case; an empty string if there are none.
 std::string faults(const Kernel& kernel, Problem p, int64_t threads, bool rows_apart, double size, double allowed) {
   std::map<std::string, Tensor> tensors;
   std::mt19937 random(unsigned(p.d * 1009 + p.n * 31 + p.N));

@@ -90,10 +90,10 @@ def test_the_op_itself_checks_what_would_read_outside_of_tensors():
     o, v, weight, bias = arguments(1, 2, 8, (3, 5), 1, torch.float32)
     conv = torch.ops.lineardiff.add_value_conv
     for bad, message in (
-        ((o, v, weight, bias, 4, 5), "grid fits N"),
-        ((o, v, weight[:8], bias, 3, 5), "weight is"),
-        ((o[:, :1], v, weight, bias, 3, 5), "one shape"),
-        ((o, v, weight, bias[:3], 3, 5), "bias is"),
+        ((o, v, weight, bias, 4, 5), "grid must fit N"),
+        ((o, v, weight[:8], bias, 3, 5), "weight must be"),
+        ((o[:, :1], v, weight, bias, 3, 5), "the same shape"),
+        ((o, v, weight, bias[:3], 3, 5), "bias must be"),
     ):
         with pytest.raises(RuntimeError, match=message):
             conv(*bad)

@@ -179,18 +179,18 @@ def broken(**changes):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"k": torch.zeros(1, 2, 9, 4).double()}, r"share one shape.*\(1, 2, 9, 4\)"),
-        ({"q": torch.zeros(2, 8, 4).double()}, "share one shape"),
+        ({"k": torch.zeros(1, 2, 9, 4).double()}, r"the same shape.*\(1, 2, 9, 4\)"),
+        ({"q": torch.zeros(2, 8, 4).double()}, "the same shape"),
         ({"pos": torch.zeros(2, 3, 4).double()}, r"pos must have shape \(B, heads, n, d\).*batch axis"),
         ({"neg": torch.zeros(1, 2, 4, 4).double()}, "neg must have shape"),
         ({"neg": None}, "neg is None.*'differential'"),
-        ({"v": torch.zeros(1, 2, 8, 4)}, "v is torch.float32.*convert"),
+        ({"v": torch.zeros(1, 2, 8, 4)}, "v is torch.float32.*Convert"),
         ({"softmax": "both"}, "softmax='both' is unknown; choose one of 'separate', 'joint'"),
         ({"global_contrast": "none"}, "global_contrast='none' is unknown"),
         ({"lambdas": (None, torch.tensor(1.0))}, r"lambdas\[0\] must be a tensor with one element"),
         ({"gains": (torch.ones(4), torch.ones(5))}, r"gains\[1\] must have shape \(d,\) = \(4,\)"),
-        ({"pool": (3, 3, 1, 3)}, r"pool=\(3, 3, 1, 3\).*N=8 queries.*n=3 rows of pos"),
-        ({"pool": (2, 4, 3, 1)}, r"h <= H"),
+        ({"pool": (3, 3, 1, 3)}, r"pool=\(3, 3, 1, 3\).*N=8 queries.*n=3"),
+        ({"pool": (2, 4, 3, 1)}, r"pool=\(2, 4, 3, 1\).*h <= H"),
         ({"pool": (2.0, 4, 1, 3)}, r"pool=\(2.0, 4, 1, 3\)"),
         (
             dict.fromkeys(("pos", "neg"), torch.zeros(1, 2, 0, 4).double()),
@@ -198,8 +198,13 @@ def broken(**changes):
         ),
         (
             {"neg": torch.zeros(1, 2, 3, 4), "pool": (2, 4, 1, 3)},
-            "pos is torch.float64 but neg is torch.float32",
+            "pos is torch.float64, but neg is torch.float32",
         ),
+        ({"eps": -1.0}, "eps=-1.0"),
+        ({"eps": float("nan")}, "eps=nan"),
+        ({"eps": float("inf")}, "eps=inf"),
+        ({"lambda_inits": (0.2, float("nan"))}, r"lambda_inits=\(0.2, nan\)"),
+        ({"lambda_inits": (0.2,)}, r"lambda_inits=\(0.2,\)"),
         ({"backend": "cuda"}, "unknown backend 'cuda'; choose 'auto', 'cpu', 'portable'"),
     ],
 )

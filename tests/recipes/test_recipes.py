@@ -1,11 +1,13 @@
 """The recipes: exact round trips, refused values, and the settings of the paper."""
 
+import dataclasses
 import json
 from dataclasses import FrozenInstanceError, asdict, replace
+from pathlib import Path
 
 import pytest
 
-from lineardiff.recipes import RECIPES, ClassificationRecipe, TrainingRecipe, get_recipe
+from lineardiff.recipes import RECIPES, ClassificationRecipe, GenerationRecipe, TrainingRecipe, get_recipe
 
 ODD = ClassificationRecipe(
     model_args=("attention=mhsa", "contrast_grid=(4, 4)", "qkv_bias=False"),
@@ -30,7 +32,7 @@ def test_json_with_an_unknown_field_or_a_wrong_type_is_refused() -> None:
     values = json.loads(ODD.to_json())
     with pytest.raises(ValueError, match=r"unknown field learning_rat .*remove it"):
         ClassificationRecipe.from_json(json.dumps(values | {"learning_rat": 1.0}))
-    with pytest.raises(ValueError, match="wrong type"):
+    with pytest.raises(ValueError, match="learning_rate='1e-3': expected a finite number"):
         ClassificationRecipe.from_json(json.dumps(values | {"learning_rate": "1e-3"}))
     with pytest.raises(ValueError, match="JSON object"):
         ClassificationRecipe.from_json("[]")
@@ -41,11 +43,11 @@ def test_json_with_an_unknown_field_or_a_wrong_type_is_refused() -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": -1}, r"epochs=-1: expected a whole number of at least 1"),
+        ({"epochs": -1}, r"epochs=-1: expected an integer of at least 1"),
         ({"steps": 10}, r"steps=10: with epochs=300: give one of them, and None for the other"),
         ({"epochs": None}, r"steps=None: with epochs=None: give one of them"),
-        ({"epochs": None, "steps": 0}, r"steps=0: expected a whole number"),
-        ({"epochs": 1.5, "warmup_epochs": 0}, r"epochs=1.5: expected a whole number"),
+        ({"epochs": None, "steps": 0}, r"steps=0: expected an integer of at least 1"),
+        ({"epochs": 1.5, "warmup_epochs": 0}, r"epochs=1.5: expected an integer or None"),
         ({"batch_size": 10, "accumulate": 4}, r"batch_size=10: expected a multiple of accumulate=4"),
         ({"batch_size": 6, "accumulate": 2}, r"batch_size=6: .*even batch"),
         ({"precision": "bfloat16"}, r"precision='bfloat16': expected one of no, bf16, fp16"),
@@ -57,16 +59,12 @@ def test_json_with_an_unknown_field_or_a_wrong_type_is_refused() -> None:
         ({"learning_rate": 1e-6}, r"min_learning_rate=1e-05: expected at most learning_rate=1e-06"),
         ({"epochs": 5}, r"warmup_epochs=5.0: expected fewer than epochs=5"),
         ({"betas": (0.9, 1.0)}, r"betas=\(0.9, 1.0\)"),
-        ({"clip_grad": 0.0}, r"clip_grad=0.0: .*None not to clip"),
+        ({"clip_grad": 0.0}, r"clip_grad=0.0: .*None to disable clipping"),
         ({"ema_decay": 1.5}, r"ema_decay=1.5"),
         ({"layer_decay": 0.0}, r"layer_decay=0.0"),
-        ({"crop_scale": (0.5, 0.1)}, r"crop_scale=\(0.5, 0.1\)"),
-        ({"crop_pct": 0.0}, r"crop_pct=0.0"),
         ({"train_crop": "centre"}, r"train_crop='centre': expected one of random-resized, pad"),
         ({"interpolation": "cubic"}, r"interpolation='cubic': expected one of nearest,"),
         ({"bad_images": "ignore"}, r"bad_images='ignore': expected one of refuse, skip"),
-        ({"train_limit": 0}, r"train_limit=0"),
-        ({"image_size": 0}, r"image_size=0"),
         ({"workers": -1}, r"workers=-1"),
         ({"model_args": ("img_size",)}, r"expected key=value.* not 'img_size'"),
         ({"model_args": ("contrast_grid=(4,4",)}, r"'\(4,4' is neither a Python literal nor a word"),
@@ -114,3 +112,35 @@ def test_get_recipe_suggests_the_nearest_name() -> None:
 
 def test_every_recipe_is_registered_under_its_name() -> None:
     assert {name: build().name for name, build in RECIPES.items()} == {name: name for name in RECIPES}
+
+
+FIELDS = [
+    (kind, field.name)
+    for kind in (ClassificationRecipe, GenerationRecipe)
+    for field in dataclasses.fields(kind)
+]
+
+
+@pytest.mark.parametrize(("kind", "name"), FIELDS, ids=lambda value: getattr(value, "__name__", value))
+def test_no_field_takes_a_value_of_another_type(kind: type[TrainingRecipe], name: str) -> None:
+    """What a recipe.json or a caller may hold: null, text for a number, a number for text, a list, NaN."""
+    default = getattr(kind(), name)
+    wrong: list[object] = [["a", 1.5], {"a": 1}, float("nan"), float("inf")]
+    if not isinstance(default, str):
+        wrong += ["32", True] if not isinstance(default, bool) else ["32", 1]
+    if isinstance(default, str | bool | tuple | float):
+        wrong.append(None)
+    optional = {"vae": "32", "auto_augment": "32", "min_learning_rate": None, "ema_decay": None}
+    for value in wrong:
+        if name in optional and value in (None, "32"):
+            continue
+        with pytest.raises(ValueError, match=rf"^{name}=.*: expected"):
+            kind(**{name: value})
+
+
+def test_paths_and_lists_of_python_become_what_json_holds() -> None:
+    recipe = ClassificationRecipe(data=Path("photos"), betas=[0.9, 0.95])  # type: ignore[arg-type]
+    assert (recipe.data, recipe.betas) == ("./photos", (0.9, 0.95))
+    assert ClassificationRecipe.from_json(recipe.to_json()) == recipe
+    assert ClassificationRecipe(data=Path("fashion")).data == "./fashion"  # type: ignore[arg-type]
+    assert ClassificationRecipe(data=Path("/a/b")).data == "/a/b"  # type: ignore[arg-type]

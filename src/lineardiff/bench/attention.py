@@ -42,13 +42,14 @@ class Limits:
     """Seconds after which no further call is made."""
 
     @classmethod
-    def quick(cls, *, seconds: float = 0.02) -> "Limits":
-        """Return limits that keep a run below 3 minutes.
+    def quick(cls, *, rounds: int = 5, seconds: float = 0.02, spent: float = 0.0) -> "Limits":
+        """Return limits that keep a run of `lineardiff bench` below 3 minutes on a busy machine too.
 
-        After two minutes only a call in progress, predicted to take at most 2.5 seconds, has to end; the third
-        minute is a reserve for that call on a busy machine, for imports and for the figure.
+        Past `total_seconds` only a call in progress, predicted to take at most 2.5 seconds, has to end. A slow start
+        predicts a slow end (the figure), so the `spent` seconds since the process began count twice.
         """
-        return cls(rounds=5, seconds=seconds, shape_seconds=2.0, call_seconds=2.5, total_seconds=120.0)
+        total = max(20.0, 140.0 - 2 * spent)
+        return cls(rounds, seconds, shape_seconds=2.0, call_seconds=2.5, total_seconds=total)
 
 
 def measure_attention(

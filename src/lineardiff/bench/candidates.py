@@ -111,16 +111,9 @@ def tensors(
     if level == "layer":
         return (draw(B, N, shape.dim),)
     q, k, v = (x.transpose(1, 2) for x in draw(B, N, 3, heads, d).unbind(2))
-    scalars = torch.tensor([0.3, 0.4], device=device).unbind()
-    return (
-        q,
-        k,
-        v,
-        draw(B, heads, n, d),
-        draw(B, heads, n, d),
-        *scalars,
-        *torch.ones(2, d, device=device).unbind(),
-    )
+    lambdas = torch.tensor([0.3, 0.4], device=device).unbind()
+    gains = torch.ones(2, d, device=device).unbind()
+    return q, k, v, draw(B, heads, n, d), draw(B, heads, n, d), *lambdas, *gains
 
 
 def op_candidates(backends: Iterable[str], *, pooling: bool = False) -> list[Candidate]:
@@ -161,14 +154,14 @@ def choose_backends(names: Sequence[str] | None = None, *, quick: bool = False) 
     Raises:
         ValueError: A backend is unknown or cannot run on this machine.
     """
-    known = {backend.name: backend for backend in ops.BACKENDS}
+    known = {backend.name: backend.reason for backend in ops.list_backends()}
     if names is None:
-        able = [name for name, backend in known.items() if backend.why_not(None) is None]
+        able = [name for name, reason in known.items() if reason is None]
         return tuple(name for name in able if not (quick and name == "reference"))
     for name in names:
         if name not in known:
             raise ValueError(f"There is no backend {name!r}; {suggest(name, known)}")
-        reason = known[name].why_not(None)
+        reason = known[name]
         if reason is not None:
             raise ValueError(f"Backend {name!r} cannot run here: {reason}")
     return tuple(dict.fromkeys(names))
@@ -215,17 +208,8 @@ def _sdpa(shape: Shape, dtype: torch.dtype, device: torch.device) -> tuple[Funct
 def _vca(
     shape: Shape, dtype: torch.dtype, device: torch.device, *, backend: str, pooling: bool
 ) -> tuple[Function, list[Tensor]]:
-    def attend(
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        pos: Tensor,
-        neg: Tensor,
-        l1: Tensor,
-        l2: Tensor,
-        gain1: Tensor,
-        gain2: Tensor,
-    ) -> Tensor:
+    def attend(*inputs: Tensor) -> Tensor:
+        q, k, v, pos, neg, l1, l2, gain1, gain2 = inputs
         return ops.visual_contrast_attention(
             q,
             k,

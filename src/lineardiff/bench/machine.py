@@ -13,18 +13,18 @@ from lineardiff.device import cpu_cores
 __all__ = ["cpu_name", "describe_machine", "machine_line", "machine_table", "memory_bytes"]
 
 PACKAGES = (
-    "lineardiff",
-    "torch",
-    "timm",
-    "torchvision",
-    "accelerate",
-    "datasets",
-    "diffusers",
-    "safetensors",
-    "tyro",
-    "linformer",
-    "nystrom-attention",
-    "performer-pytorch",
+    *(
+        "lineardiff",
+        "torch",
+        "timm",
+        "torchvision",
+        "accelerate",
+        "datasets",
+        "diffusers",
+        "safetensors",
+        "tyro",
+    ),
+    *("linformer", "nystrom-attention", "performer-pytorch"),
 )
 
 

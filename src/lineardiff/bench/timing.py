@@ -1,14 +1,16 @@
 """The clock behind every speed in this package: calls timed in interleaved rounds."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
 from statistics import median, quantiles
 from typing import NamedTuple, TypeVar
 
 import torch
 
-__all__ = ["BUSY", "LEAST_ROUNDS", "Timing", "call_seconds", "interleaved"]
+__all__ = ["BUSY", "LEAST_ROUNDS", "Timing", "call_seconds", "interleaved", "seconds_running"]
 
 Key = TypeVar("Key")
 
@@ -110,3 +112,12 @@ def call_seconds(
     for device in waits:
         torch.accelerator.synchronize(device)
     return time.perf_counter() - start
+
+
+def seconds_running() -> float:
+    """Return the seconds since this process began; outside Linux its CPU time, a lower bound."""
+    try:
+        ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    except (OSError, AttributeError):
+        return time.process_time()

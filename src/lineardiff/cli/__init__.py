@@ -6,6 +6,7 @@ torch, timm and everything built on them inside the functions that use them.
 
 import importlib
 import logging
+import os
 import sys
 from collections.abc import Callable, Sequence
 
@@ -57,6 +58,10 @@ def _dispatch(words: list[str]) -> None:
     command, *arguments = words
     if command not in COMMANDS:
         raise ValueError(f"there is no command {command!r}; {suggest(command, COMMANDS)}")
+    if os.environ.get("LINEARDIFF_BACKEND"):
+        from lineardiff.ops.backends import check_environment
+
+        check_environment()
     importlib.import_module(f"lineardiff.cli.{command}").run(arguments)
 
 

@@ -165,7 +165,7 @@ def _attention(name: str, a: Op) -> "list[Row]":
     # Imported here because it takes seconds, which help and mistakes in flags should not.
     import torch
 
-    from lineardiff.bench import Limits, Shape, layer_candidates, measure_attention, op_candidates
+    from lineardiff.bench import Limits, Shape, layer_candidates, measure_attention, op_candidates, timing
     from lineardiff.bench.candidates import PAPER_SHAPES, PAPER_SWEEP, choose_backends, choose_peers
     from lineardiff.bench.report import record
     from lineardiff.device import choose_device
@@ -188,7 +188,7 @@ def _attention(name: str, a: Op) -> "list[Row]":
         modes=a.modes,
         dtypes=[getattr(torch, dtype) for dtype in a.dtypes],
         device=device,
-        limits=Limits.quick(**given) if a.quick else Limits(**given),
+        limits=Limits.quick(spent=timing.seconds_running(), **given) if a.quick else Limits(**given),
     )
     total = len(shapes) * len(a.dtypes) * len(a.modes)
     return record(groups, output=a.output, name=name, settings=_settings(a), total=total)

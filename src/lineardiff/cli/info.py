@@ -15,17 +15,17 @@ class Info:
 def run(words: Sequence[str]) -> None:
     parse(Info, words, prog="lineardiff info")
     from lineardiff.bench.machine import describe_machine, machine_table
-    from lineardiff.ops.backends import BACKENDS, VARIABLE
+    from lineardiff.ops import list_backends
+    from lineardiff.ops.backends import VARIABLE
     from lineardiff.table import format_table
 
     about = describe_machine()
     versions = [(name, version or "not installed") for name, version in about["versions"].items()]
     print(format_table(("package", "version"), versions, left=2))
     print("\n" + format_table(("hardware", ""), machine_table(about), left=2))
-    reasons = [(backend, backend.why_not(None)) for backend in BACKENDS]
     rows = [
-        (backend.name, "yes" if reason is None else "no", reason or backend.summary)
-        for backend, reason in reasons
+        (name, "yes" if reason is None else "no", reason or summary)
+        for name, summary, reason in list_backends()
     ]
     print("\n" + format_table(("backend", "can run", "what it is, or why it cannot run"), rows, left=3))
     chosen = os.environ.get(VARIABLE, "auto")

@@ -24,7 +24,9 @@ class StageNorm(nn.RMSNorm):
 
     def forward(self) -> Tensor:  # type: ignore[override]
         """Return the gain. Calling the module, rather than reading the parameter, runs hooks that move weights."""
-        weight = self.weight if torch.is_grad_enabled() else self.weight.detach()
+        # a traced graph must not depend on whether gradients were enabled
+        keep = torch.is_grad_enabled() or torch.jit.is_tracing()
+        weight = self.weight if keep else self.weight.detach()
         return weight.view_as(weight)
 
 

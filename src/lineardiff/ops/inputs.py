@@ -1,5 +1,6 @@
-"""The arguments of the op: their names, shapes and the checks that every backend may rely on."""
+"""The arguments of the ops: their names, their shapes, and the checks that every backend relies on."""
 
+import math
 from typing import Literal, NamedTuple, get_args
 
 import torch
@@ -12,9 +13,9 @@ Softmax = Literal["separate", "joint"]
 
 
 class Inputs(NamedTuple):
-    """What a backend receives, checked. Shapes as in :func:`lineardiff.visual_contrast_attention`.
+    """The checked arguments of the attention. Shapes as in :func:`lineardiff.visual_contrast_attention`.
 
-    A backend that cannot pool by itself begins with :func:`with_tokens`.
+    A backend that does not pool itself starts with :func:`with_tokens`.
     """
 
     q: Tensor
@@ -25,15 +26,31 @@ class Inputs(NamedTuple):
     lambdas: tuple[Tensor | None, Tensor | None]
     gains: tuple[Tensor | None, Tensor | None]
     lambda_inits: tuple[float, float]
-    softmax: str  # a Softmax; the three are plain strings because TorchScript knows no Literal
+    softmax: str  # a Softmax; the three are plain strings because TorchScript does not support Literal
     global_contrast: str  # a Stage
     patchwise: str  # a Stage
     eps: float
     pool: tuple[int, int, int, int] | None = None  # (H, W, h, w): pos and neg are e+ and e-
 
 
+class ConvInputs(NamedTuple):
+    """The arguments of the convolution of V. Shapes as in :func:`lineardiff.ops.add_value_conv`."""
+
+    o: Tensor
+    v: Tensor
+    weight: Tensor
+    bias: Tensor
+    feat_size: tuple[int, int]
+    overwrite: bool
+
+
 def with_tokens(inputs: Inputs, compute: torch.dtype | None = None) -> Inputs:
-    """The same inputs with t+ and t- in place of the embeddings; `compute`: the type to pool in, if not that of q."""
+    """Replace the embeddings by t+ and t-; without `pool`, return the inputs as they are.
+
+    Args:
+        inputs: The inputs.
+        compute: The type to pool in, by default that of q.
+    """
     if inputs.pool is None:
         return inputs
     pooled, neg = pool_queries(inputs.q.to(compute or inputs.q.dtype), inputs.pool), inputs.neg
@@ -43,12 +60,16 @@ def with_tokens(inputs: Inputs, compute: torch.dtype | None = None) -> Inputs:
 
 
 def check_inputs(inputs: Inputs) -> None:
-    """Raise ValueError that says what was given, what was expected and how to mend it."""
+    """Check shapes, types, devices and options.
+
+    Raises:
+        ValueError: Something does not fit; the message says what was given, what was expected and how to fix it.
+    """
     q, k, v, pos, neg = inputs[:5]
     check_options(softmax=inputs.softmax, global_contrast=inputs.global_contrast, patchwise=inputs.patchwise)
     if q.ndim != 4 or k.shape != q.shape or v.shape != q.shape:
         raise ValueError(
-            f"q, k, v must share one shape (B, heads, N, d); got {_shape(q)}, {_shape(k)}, {_shape(v)}. "
+            f"q, k and v must have the same shape (B, heads, N, d); got {_shape(q)}, {_shape(k)}, {_shape(v)}. "
             "Project all three from the same tokens and split the heads first."
         )
     B, heads, _, d = q.shape
@@ -60,36 +81,40 @@ def check_inputs(inputs: Inputs) -> None:
     for name, t in streams.items():
         if t.ndim != 4 or (t.shape[0], t.shape[1], t.shape[3]) != (B, heads, d) or t.shape[2] != pos.shape[2]:
             raise ValueError(
-                f"{name} must have shape (B, heads, n, d) with B, heads, d of q {_shape(q)} and the n of pos; "
-                f"got {_shape(t)}. Add a batch axis and expand it if the tokens are the same for every image."
+                f"{name} must have shape (B, heads, n, d), where q has shape {_shape(q)} and n is that of pos; "
+                f"got {_shape(t)}. If all images share the tokens, add a batch axis and expand it."
             )
     if neg is None and "differential" in (inputs.global_contrast, inputs.patchwise):
         raise ValueError(
-            "neg is None, but a stage is 'differential' and needs the negative stream t-; "
-            "pass neg (B, heads, n, d), or set both stages to 'plain' or 'halves'."
+            "neg is None, but a 'differential' stage needs the negative tokens t-. "
+            "Pass neg (B, heads, n, d), or set both stages to 'plain' or 'halves'."
         )
     for name, t in {"k": k, "v": v, **streams}.items():
-        # embeddings may stay in float32, which pooled queries of low precision are added to
+        # embeddings may be float32: pooled queries of lower precision are added to them
         wide = inputs.pool is not None and name in streams and t.dtype == torch.float32
         if (t.dtype != q.dtype and not wide) or t.device != q.device:
             raise ValueError(
-                f"q is {q.dtype} on {q.device} but {name} is {t.dtype} on {t.device}; "
-                f"convert one, for example {name}.to(q)."
+                f"q is {q.dtype} on {q.device}, but {name} is {t.dtype} on {t.device}. "
+                f"Convert one, for example {name}.to(q)."
             )
     if neg is not None and neg.dtype != pos.dtype:
-        raise ValueError(f"pos is {pos.dtype} but neg is {neg.dtype}; convert one, for example neg.to(pos).")
+        raise ValueError(f"pos is {pos.dtype}, but neg is {neg.dtype}. Convert one, for example neg.to(pos).")
     if inputs.pool is not None:
         H, W, h, w = inputs.pool
-        whole = not any(isinstance(size, float) for size in inputs.pool)
-        if not (whole and 0 < h <= H and 0 < w <= W and H * W <= q.shape[2] and h * w == pos.shape[2]):
+        integers = not any(isinstance(size, float) for size in inputs.pool)
+        if not (integers and 0 < h <= H and 0 < w <= W and H * W <= q.shape[2] and h * w == pos.shape[2]):
             raise ValueError(
-                f"pool={(H, W, h, w)} is (H, W, h, w), the grid of the last H*W of the N={q.shape[2]} queries and "
-                f"the h x w cells, one for each of the n={pos.shape[2]} rows of pos; h <= H and w <= W."
+                f"pool={(H, W, h, w)} must be (H, W, h, w), where H*W <= N={q.shape[2]} queries form the grid, "
+                f"h*w = n={pos.shape[2]} is the number of rows of pos, h <= H and w <= W."
             )
     if not q.is_floating_point():
         raise ValueError(
-            f"q, k, v must be floating point; got {q.dtype}. Convert them, for example q.float()."
+            f"q, k and v must be floating point; got {q.dtype}. Convert them, for example q.float()."
         )
+    if not 0 <= inputs.eps < math.inf:
+        raise ValueError(f"eps={inputs.eps} must be a finite number, 0 or greater.")
+    if len(inputs.lambda_inits) != 2 or not all(-math.inf < x < math.inf for x in inputs.lambda_inits):
+        raise ValueError(f"lambda_inits={inputs.lambda_inits} must be two finite numbers.")
     stages = (("global_contrast", inputs.global_contrast), ("patchwise", inputs.patchwise))
     for number, (name, stage) in enumerate(stages):
         if stage == "halves" and d % 2:
@@ -110,7 +135,11 @@ def check_inputs(inputs: Inputs) -> None:
 
 
 def check_options(*, softmax: str, global_contrast: str, patchwise: str) -> None:
-    """The named choices of the op, which the layer checks too, before anything is built."""
+    """Check the named options of the op.
+
+    Raises:
+        ValueError: An option is unknown.
+    """
     for name, given, allowed in (
         ("softmax", softmax, get_args(Softmax)),
         ("global_contrast", global_contrast, get_args(Stage)),

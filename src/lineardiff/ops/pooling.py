@@ -1,15 +1,15 @@
-"""Average pooling over the image grid as matrix products, and the contrast tokens that arise from it."""
+"""Average pooling over the image grid as matrix products."""
 
 import torch
 from torch import Tensor
 
 
 def pool_matrix(size: int, bins: int, *, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Average pooling of one axis as a matrix, (bins, size): row i averages bin i.
+    """Return the matrix (bins, size) of average pooling along one axis.
 
-    The bins are those of adaptive average pooling, floor(i size / bins) to ceil((i + 1) size / bins); they
-    overlap where `bins` does not divide `size`. `size` may be symbolic, so that one compiled or exported
-    graph serves every image size.
+    Row i averages the bin from floor(i size / bins) to ceil((i + 1) size / bins), as in adaptive average pooling; bins
+    overlap if `bins` does not divide `size`. `size` may be symbolic, so that one compiled or exported graph serves
+    every image size.
     """
     bin_index = torch.arange(bins, device=device).unsqueeze(1)
     start = bin_index * size // bins
@@ -23,27 +23,27 @@ def pool_grid(x: Tensor, feat_size: tuple[int, int], contrast_grid: tuple[int, i
     """Average the grid tokens into the cells of the contrast grid.
 
     Args:
-        x: grid tokens (B, H*W, C), row by row, of any strides.
+        x: Grid tokens (B, H*W, C), row by row, with any strides.
         feat_size: (H, W).
         contrast_grid: (h, w).
 
     Returns:
-        (B, h*w, C), equal to adaptive average pooling, in the type of x.
+        (B, h*w, C) in the type of x, equal to adaptive average pooling.
     """
     (H, W), (h, w) = feat_size, contrast_grid
     B, _, C = x.shape
     rows = pool_matrix(H, h, device=x.device, dtype=x.dtype)
     columns = pool_matrix(W, w, device=x.device, dtype=x.dtype)
-    # (h H) (H, W C) first: it shrinks the large operand in one batched product
+    # (h, H) (H, W C) first: one batched product shrinks the large operand
     pooled = torch.matmul(rows, x.reshape(B, H, W * C)).view(B, h, W, C)
     return torch.matmul(columns, pooled).view(B, h * w, C)
 
 
 def pool_queries(q: Tensor, pool: tuple[int, int, int, int]) -> Tensor:
-    """t~: the last H*W queries of each head, averaged into h x w cells.
+    """Average the last H*W queries of each head into h x w cells: t~.
 
     Args:
-        q: queries (B, heads, N, d).
+        q: Queries (B, heads, N, d).
         pool: (H, W, h, w).
 
     Returns:

@@ -1,9 +1,8 @@
-"""Visual-Contrast Attention, equation by equation: the definition that every other backend is compared with.
+"""Visual-Contrast Attention, equation by equation: the definition that the other backends are compared with.
 
 Pu et al., "Linear Differential Vision Transformer: Learning Visual Contrasts via Pairwise Differentials",
-NeurIPS 2025, https://arxiv.org/abs/2511.00833, sections 3.2 (stage I) and 3.3 (stage II). Nothing here is
-optimised; matrix products run in the input's precision (float64 stays float64), softmaxes and norms in
-float32 at least.
+NeurIPS 2025, https://arxiv.org/abs/2511.00833, sections 3.2 (stage I) and 3.3 (stage II). Nothing is
+optimized. Matrix products are computed in the type of the inputs, softmaxes and norms in float32 at least.
 """
 
 import torch
@@ -13,13 +12,13 @@ from lineardiff.ops.inputs import Inputs, with_tokens
 
 
 def run(inputs: Inputs) -> Tensor:
-    """Both stages. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
+    """Compute both stages. Shapes as in :func:`lineardiff.visual_contrast_attention`."""
     inputs = with_tokens(inputs)
     return read_contrast(inputs, contrast_map(inputs))
 
 
 def contrast_map(inputs: Inputs) -> Tensor:
-    """Stage I: the contrast map v^ (B, heads, n, d)."""
+    """Compute stage I: the contrast map v^ (B, heads, n, d)."""
     k, v, pos, neg = inputs[1:5]
     if inputs.global_contrast == "plain":  # v^ = softmax(t+ k^T / sqrt d) v
         return _attend(pos, k) @ v
@@ -35,7 +34,7 @@ def contrast_map(inputs: Inputs) -> Tensor:
 
 
 def attention_map(inputs: Inputs) -> Tensor:
-    """Stage II: the signed attention A (B, heads, N, n) of every query over the contrast tokens."""
+    """Compute the signed attention A (B, heads, N, n) of stage II: of every query over the contrast tokens."""
     q, _, _, pos, neg = inputs[:5]
     if inputs.patchwise == "plain":  # A = softmax(q t+^T / sqrt d)
         return _attend(q, pos)
@@ -54,7 +53,7 @@ def attention_map(inputs: Inputs) -> Tensor:
 
 
 def read_contrast(inputs: Inputs, v_hat: Tensor) -> Tensor:
-    """Stage II: o = (1 - l2_init) RMSNorm2(A v^), (B, heads, N, d)."""
+    """Compute the output of stage II: o = (1 - l2_init) RMSNorm2(A v^), (B, heads, N, d)."""
     o = attention_map(inputs) @ v_hat
     return o if inputs.patchwise == "plain" else _norm(o, inputs, stage=1)
 
@@ -82,7 +81,7 @@ def _normed_difference(v_pos: Tensor, v_neg: Tensor, inputs: Inputs, *, stage: i
 
 
 def _norm(x: Tensor, inputs: Inputs, *, stage: int) -> Tensor:
-    """(1 - l_init) RMSNorm(x) with a learned gain."""
+    """Return (1 - l_init) RMSNorm(x) with a learned gain."""
     gain = inputs.gains[stage]
     assert gain is not None
     y = _at_least_float32(x)

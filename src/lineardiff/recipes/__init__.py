@@ -1,4 +1,4 @@
-"""Every experiment as a typed, frozen dataclass. Standard library only."""
+"""Experiments as typed, frozen dataclasses. Standard library only."""
 
 from collections.abc import Callable
 from functools import partial, update_wrapper
@@ -10,6 +10,16 @@ from .generation import PATCH_SIZES, SIZES, GenerationRecipe, fashion_sit, image
 from .imagenet import CSWIN, PVT, SWIN, imagenet_cswin, imagenet_deit, imagenet_pvt, imagenet_swin
 from .training import TrainingRecipe
 
+__all__ = [
+    "RECIPES",
+    "ClassificationRecipe",
+    "GenerationRecipe",
+    "TrainingRecipe",
+    "demo",
+    "fashion_sit",
+    "get_recipe",
+]
+
 RECIPES: dict[str, Callable[[], ClassificationRecipe | GenerationRecipe]] = {
     "demo": demo,
     "fashion_sit": fashion_sit,
@@ -19,20 +29,20 @@ RECIPES: dict[str, Callable[[], ClassificationRecipe | GenerationRecipe]] = {
 for _family, _sizes in ((imagenet_pvt, PVT), (imagenet_swin, SWIN), (imagenet_cswin, CSWIN)):
     for _size in _sizes:
         RECIPES[f"{_family.__name__}_{_size}"] = update_wrapper(partial(_family, _size), _family)
-for _generator in (imagenet_dit, imagenet_sit):
+for _dit in (imagenet_dit, imagenet_sit):
     for _size in SIZES:
         for _patch_size in PATCH_SIZES:
-            RECIPES[f"{_generator.__name__}_{_size}_{_patch_size}"] = update_wrapper(
-                partial(_generator, _size, _patch_size), _generator
+            RECIPES[f"{_dit.__name__}_{_size}_{_patch_size}"] = update_wrapper(
+                partial(_dit, _size, _patch_size), _dit
             )
 
 
 def get_recipe(name: str) -> ClassificationRecipe | GenerationRecipe:
-    """The recipe called `name`, one of RECIPES.
+    """Return the recipe called `name`, one of RECIPES.
 
     Raises:
-        ValueError: there is none of that name; the message gives the nearest names.
+        ValueError: There is no recipe of that name; the message suggests the nearest names.
     """
     if name not in RECIPES:
-        raise ValueError(f"There is no recipe {name!r}; {suggest(name, RECIPES)}")
+        raise ValueError(f"there is no recipe {name!r}; {suggest(name, RECIPES)}")
     return RECIPES[name]()

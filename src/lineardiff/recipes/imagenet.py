@@ -1,12 +1,11 @@
-"""ImageNet-1k recipes: what the authors of each baseline trained it with, for its VCA form. Standard library only.
+"""ImageNet-1k recipes: the training settings of each baseline's authors, for its VCA variant. Standard library only.
 
-The paper trains every VCA model as its baseline was trained. The settings were read in the baselines' own
-repositories; the files are named at each recipe. Two things differ throughout: the authors trained in
-float16, the recipes in bfloat16, and the learning rate follows the cosine at every update where some of the
-authors changed it once per epoch.
+The paper trains every VCA model as its baseline was trained. The settings come from the baselines' repositories; each
+recipe names the files. Two things differ throughout: the authors trained in float16, the recipes in bfloat16, and the
+learning rate follows the cosine at every update where some of the authors changed it once per epoch.
 
-Each recipe trains its baseline as well: replace the model, as in `--model swin_tiny_patch4_window7_224`.
-Nothing here has been trained by us. 300 epochs are 384 million images, to be divided by your images/s.
+Each recipe also trains its baseline if the model is replaced, as in `--model swin_tiny_patch4_window7_224`. We have
+trained none of them. 300 epochs are 384 million images: divide by your images/s.
 """
 
 from collections.abc import Mapping
@@ -15,14 +14,16 @@ from typing import TypeVar
 
 from .classification import ClassificationRecipe
 
+__all__ = ["CSWIN", "PVT", "SWIN", "imagenet_cswin", "imagenet_deit", "imagenet_pvt", "imagenet_swin"]
+
 Setting = TypeVar("Setting")
 
 IMAGENET = ClassificationRecipe(
     name="imagenet", data="ILSVRC/imagenet-1k", color_jitter=0.4, precision="bf16", workers=8
 )
-"""What the recipes share, on top of the defaults: 300 epochs, RandAugment, Mixup, CutMix, random erasing."""
+"""Settings that the recipes share, besides the defaults: 300 epochs, RandAugment, Mixup, CutMix, random erasing."""
 
-# Stochastic depth and largest gradient norm.
+# Stochastic depth and maximum gradient norm.
 PVT: Mapping[str, tuple[float, float | None]] = {
     "tiny": (0.1, None),
     "small": (0.1, None),
@@ -31,7 +32,7 @@ PVT: Mapping[str, tuple[float, float | None]] = {
 }
 # Stochastic depth.
 SWIN: Mapping[str, float] = {"tiny": 0.2, "small": 0.3, "base": 0.5}
-# Stochastic depth, images of a batch, weight decay and decay of the moving average.
+# Stochastic depth, batch size, weight decay and decay of the moving average.
 CSWIN: Mapping[str, tuple[float, int, float, float]] = {
     "tiny": (0.2, 2048, 0.05, 0.99984),
     "small": (0.4, 2048, 0.05, 0.99984),
@@ -40,15 +41,15 @@ CSWIN: Mapping[str, tuple[float, int, float, float]] = {
 
 
 def imagenet_deit() -> ClassificationRecipe:
-    """The paper's recipe for ImageNet-1k, which is DeiT's: 300 epochs at 224 pixels, batches of 1024.
+    """Train VCA-DeiT with DeiT's settings, as the paper does: 300 epochs at 224 pixels, batches of 1024.
 
-    Give the images (a folder with train/ and val/, or a data set of the hub), one process for each GPU:
+    Pass the images (a folder with train/ and val/, or a dataset on the hub) and start one process per GPU:
 
         torchrun --nproc-per-node 8 -m lineardiff train imagenet_deit --data /data/imagenet --output runs/tiny
 
-    Expected (the paper, not measured by us): top-1 75.6 for vca_deit_tiny_patch16_224 (DeiT 72.2), 80.7 for
-    vca_deit_small_patch16_224 (DeiT 79.8). The learning rate is DeiT's 5e-4 for each 512 images of a batch:
-    scale it when you change `batch_size`.
+    Expected (the paper, not measured here): top-1 75.6 for vca_deit_tiny_patch16_224 (DeiT 72.2), 80.7 for
+    vca_deit_small_patch16_224 (DeiT 79.8). The learning rate is DeiT's, 5e-4 per 512 images of a batch:
+    scale it with `batch_size`.
     """
     return replace(
         IMAGENET,
@@ -61,23 +62,23 @@ def imagenet_deit() -> ClassificationRecipe:
 
 
 def imagenet_pvt(size: str) -> ClassificationRecipe:
-    """VCA-PVT with PVT's settings: 300 epochs, batches of 1024, repeated augmentation, no moving average.
+    """Train VCA-PVT with PVT's settings: 300 epochs, batches of 1024, repeated augmentation, no moving average.
 
         torchrun --nproc-per-node 8 -m lineardiff train imagenet_pvt_tiny --data /data/imagenet --output runs/pvt
 
     From github.com/whai362/PVT: classification/main.py, datasets.py for the crop of validation, and
     classification/configs/pvt/pvt_{tiny,small,medium,large}.py for stochastic depth and gradient clipping, which
-    differ by size. Its repeated augmentation is DeiT's, three of each image (samplers.py of
-    github.com/facebookresearch/deit). The learning rate is 5e-4 for each 512 images of a batch.
+    differ by size. Its repeated augmentation is DeiT's, three copies of each image (samplers.py of
+    github.com/facebookresearch/deit). The learning rate is 5e-4 per 512 images of a batch.
     Baseline: `--model pvt_v1_tiny`.
 
-    Expected (the paper, not measured by us): top-1 78.2 for vca_pvt_tiny (PVT 75.1).
+    Expected (the paper, not measured here): top-1 78.2 for vca_pvt_tiny (PVT 75.1).
 
     Args:
         size: "tiny", "small", "medium" or "large".
 
     Raises:
-        ValueError: there is no such size.
+        ValueError: The size does not exist.
     """
     drop_path, clip_grad = _of(size, PVT)
     return replace(
@@ -92,7 +93,7 @@ def imagenet_pvt(size: str) -> ClassificationRecipe:
 
 
 def imagenet_swin(size: str) -> ClassificationRecipe:
-    """VCA-Swin with Swin's settings: 300 epochs, batches of 1024, 20 epochs of warm-up, clipping at 5.
+    """Train VCA-Swin with Swin's settings: 300 epochs, batches of 1024, 20 epochs of warm-up, clipping at 5.
 
         torchrun --nproc-per-node 8 -m lineardiff train imagenet_swin_tiny --data /data/imagenet --output runs/swin
 
@@ -100,13 +101,13 @@ def imagenet_swin(size: str) -> ClassificationRecipe:
     the batch over 512), get_started.md (the batch) and configs/swin_{tiny,small,base}_patch4_window7_224.yaml
     for the stochastic depth of each size. Baseline: `--model swin_tiny_patch4_window7_224`.
 
-    Expected (the paper, not measured by us): top-1 82.3 for vca_swin_tiny_patch4_224 (Swin 81.3).
+    Expected (the paper, not measured here): top-1 82.3 for vca_swin_tiny_patch4_224 (Swin 81.3).
 
     Args:
         size: "tiny", "small" or "base".
 
     Raises:
-        ValueError: there is no such size.
+        ValueError: The size does not exist.
     """
     return replace(
         IMAGENET,
@@ -122,22 +123,22 @@ def imagenet_swin(size: str) -> ClassificationRecipe:
 
 
 def imagenet_cswin(size: str) -> ClassificationRecipe:
-    """VCA-CSwin with CSwin's settings: 300 epochs, batches of 2048 or 1024, 20 epochs of warm-up.
+    """Train VCA-CSwin with CSwin's settings: 300 epochs, batches of 2048 or 1024, 20 epochs of warm-up.
 
         torchrun --nproc-per-node 8 -m lineardiff train imagenet_cswin_tiny --data /data/imagenet --output runs/cswin
 
     From github.com/microsoft/CSWin-Transformer: the commands of README.md for each size, main.py for the rest,
-    models/cswin.py for the crop of validation. Two differences: training images are resized bicubically, by the
-    authors bilinearly or bicubically at random, and the authors' ten epochs at the lowest learning rate after
-    the 300 are left out. Baseline: `--model cswin_tiny_24181_224`.
+    models/cswin.py for the crop of validation. Two differences: training images are resized bicubically, while the
+    authors choose bilinear or bicubic at random, and the authors' ten epochs at the lowest learning rate after the
+    300 are omitted. Baseline: `--model cswin_tiny_24181_224`.
 
-    Expected (the paper, not measured by us): top-1 83.3 for vca_cswin_tiny_224 (CSwin 82.7).
+    Expected (the paper, not measured here): top-1 83.3 for vca_cswin_tiny_224 (CSwin 82.7).
 
     Args:
         size: "tiny", "small" or "base".
 
     Raises:
-        ValueError: there is no such size.
+        ValueError: The size does not exist.
     """
     drop_path, batch_size, weight_decay, ema_decay = _of(size, CSWIN)
     return replace(
@@ -156,5 +157,5 @@ def imagenet_cswin(size: str) -> ClassificationRecipe:
 
 def _of(size: str, sizes: Mapping[str, Setting]) -> Setting:
     if size not in sizes:
-        raise ValueError(f"size={size!r}: expected one of {', '.join(sizes)}")
+        raise ValueError(f"size={size!r}: expected one of {', '.join(sizes)}.")
     return sizes[size]

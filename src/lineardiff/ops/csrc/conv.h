@@ -1,6 +1,6 @@
 // The depth-wise 3 x 3 convolution of the values on their grid, which the paper adds to the attention's output. T is
-// the type of the tensors; sums are float32. Lanes are channels; weights are (9, C), a row for each place of the
-// kernel. `out` may be `added` itself.
+// the type of the tensors; sums are float32. Lanes are channels; weights are (9, C), one row for each of the 9 taps.
+// `out` may be `added` itself.
 #pragma once
 #include <type_traits>
 
@@ -15,9 +15,9 @@ INLINE T* at(const View& view, int64_t image, int64_t head, int64_t row) {
   return (T*)view.data + image * view.batch + head * view.head + row * view.row;
 }
 
-// `count` channels of one row of the grid. `top`, `bottom`: of the rows above and below, whether they exist; `whole`: a
-// vector is full.
-template <class T, bool top, bool bottom, bool whole>
+// `count` channels of one row of the grid. `top` and `bottom`: there is a row above, below. `full`: `count` fills a
+// vector.
+template <class T, bool top, bool bottom, bool full>
 INLINE void convolve_channels(const Convolution& c, const T* x, const T* added, T* out, const Vector* w, Vector bias,
                               int64_t count) {
   const int64_t across = c.values.row, down = c.W * across;
@@ -28,13 +28,13 @@ INLINE void convolve_channels(const Convolution& c, const T* x, const T* added, 
         const int64_t other = column + kx - 1;
         if (edge && (other < 0 || other >= c.W)) continue;
         const T* value = x + (ky - 1) * down + other * across;
-        sums[ky] = fma(w[3 * ky + kx], whole ? load(value) : load_first(value, count), sums[ky]);
+        sums[ky] = fma(w[3 * ky + kx], full ? load(value) : load_first(value, count), sums[ky]);
       }
     Vector sum = sums[0] + sums[1] + sums[2];
     if (added)
-      sum = sum + (whole ? load(added + column * c.added.row) : load_first(added + column * c.added.row, count));
+      sum = sum + (full ? load(added + column * c.added.row) : load_first(added + column * c.added.row, count));
     T* to = out + column * c.out.row;
-    whole ? store(to, sum) : store_first(to, count, sum);
+    full ? store(to, sum) : store_first(to, count, sum);
   };
   convolved(0, std::true_type());
   for (int64_t column = 1; column + 1 < c.W; column++) convolved(column, std::false_type());
@@ -67,7 +67,7 @@ void convolve_row(const Convolution& c, int64_t image, int64_t y) {
     }
 }
 
-// Rows before the grid, which have no place on it: what is added, or zero.
+// Prefix tokens, which are not on the grid: `added`, or zero.
 template <class T>
 void pass_prefix(const Convolution& c, int64_t image) {
   for (int64_t head = 0; head < c.heads; head++)
@@ -78,25 +78,25 @@ void pass_prefix(const Convolution& c, int64_t image) {
       }
 }
 
-// Gradients of the weight (9, C) and of the bias (C) at the lanes from channel i of a head on, from those of the
-// output, which are in `added`.
+// Gradients of the weight (9, C) and the bias (C), for one vector of channels starting at channel i of a head. `added`
+// is the gradient of the output.
 template <class T>
 void weight_backward(const Convolution& c, int64_t head, int64_t i, float* weight, float* bias) {
   const int64_t prefix = c.N - c.H * c.W, count = c.d - i, channel = head * c.d + i;
   Vector sums[9], sum = set(0);
   for (int k = 0; k < 9; k++) sums[k] = set(0);
-  auto add = [&](const T* grad, const T* value, int64_t y, int64_t column, auto edge, auto whole) {
-    const Vector g = whole ? load(grad) : load_first(grad, count);
+  auto add = [&](const T* grad, const T* value, int64_t y, int64_t column, auto edge, auto full) {
+    const Vector g = full ? load(grad) : load_first(grad, count);
     sum = sum + g;
     for (int ky = 0; ky < 3; ky++)
       for (int kx = 0; kx < 3; kx++) {
         const int64_t row = y + ky - 1, other = column + kx - 1;
         if (edge && (row < 0 || row >= c.H || other < 0 || other >= c.W)) continue;
         const T* near = value + ((ky - 1) * c.W + kx - 1) * c.values.row;
-        sums[3 * ky + kx] = fma(g, whole ? load(near) : load_first(near, count), sums[3 * ky + kx]);
+        sums[3 * ky + kx] = fma(g, full ? load(near) : load_first(near, count), sums[3 * ky + kx]);
       }
   };
-  auto add_all = [&](auto whole) {
+  auto add_all = [&](auto full) {
     for (int64_t image = 0; image < c.B; image++)
       for (int64_t y = 0; y < c.H; y++) {
         const T* grad = at<T>(c.added, image, head, prefix + y * c.W) + i;
@@ -104,9 +104,9 @@ void weight_backward(const Convolution& c, int64_t head, int64_t i, float* weigh
         const bool inner = y > 0 && y + 1 < c.H;
         for (int64_t column = 0; column < c.W; column++, grad += c.added.row, value += c.values.row)
           if (inner && column > 0 && column + 1 < c.W)
-            add(grad, value, y, column, std::false_type(), whole);
+            add(grad, value, y, column, std::false_type(), full);
           else
-            add(grad, value, y, column, std::true_type(), whole);
+            add(grad, value, y, column, std::true_type(), full);
       }
   };
   count >= lanes ? add_all(std::true_type()) : add_all(std::false_type());

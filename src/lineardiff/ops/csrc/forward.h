@@ -1,8 +1,8 @@
 // The forward pass of one head. E is the arithmetic of the products, T the type of q, k, v and the output.
 //
-// In both stages the contrast tokens are the rows and the image tokens the lanes: S = T X^T with T the stack of t+ and
-// t- (2n x d) and X a block of keys or queries (block x d). Stage II's softmax over the tokens then runs down the
-// rows, lane by lane, and stage I's over the keys needs one reduction over lanes for a whole row.
+// In both stages the contrast tokens are the rows and the image tokens are the lanes: S = T X^T, where T is t+ stacked
+// on t- (2n x d) and X is a block of keys or queries (block x d). The softmax of stage II, over the contrast tokens, is
+// then independent in each lane, and that of stage I, over the keys, needs only one reduction over lanes per row.
 #pragma once
 #include <type_traits>
 
@@ -14,14 +14,13 @@ namespace {
 
 constexpr float log2_e = 1.4426950408889634f;
 
-#ifndef LINEARDIFF_BLOCK
-#define LINEARDIFF_BLOCK (LINEARDIFF_AVX512 ? 64 : 48)
-#endif
-constexpr int64_t block = LINEARDIFF_BLOCK;  // queries or keys at a time
+// Keys or queries per block: the widest tiles of a product, one of 4 vectors of 16 lanes or two of 3 vectors of 8.
+// Scores of 98 tokens then take 25 or 19 KB, and the products read them from L1 or at worst L2.
+constexpr int64_t block = (LINEARDIFF_AVX512 ? 1 : 2) * tile_vectors * lanes;
 
 struct Sizes {
   explicit Sizes(const Problem& p) : d(p.d), D(round_up(p.d, lanes)), n(p.n), n2(2 * p.n) {}
-  int64_t d, D, n, n2;  // D: d padded to whole vectors
+  int64_t d, D, n, n2;  // D: d rounded up to a multiple of the lanes
   template <class E>
   int64_t words(int64_t count) const {
     return (count + E::pack - 1) / E::pack;
@@ -33,16 +32,17 @@ INLINE T* row_of(const Problem& p, const View& view, int64_t head_index, int64_t
   return (T*)view.data + head_index / p.heads * view.batch + head_index % p.heads * view.head + row * view.row;
 }
 
-// Fetches rows that will be read or written soon into the cache. The rows of a head are spread over a
-// projection, where the hardware does not see them coming.
+// Prefetch the rows [row, end) of a head, at most a block. In the output of a projection the rows of a head are too far
+// apart for the hardware to predict them.
 template <class T>
-INLINE void fetch(const T* x, int64_t row, int64_t m, int64_t d) {
-  for (int64_t i = 0; i < m; i++)
-    for (int64_t c = 0; c < d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(x + i * row + c, 0, 2);
+INLINE void prefetch(const Problem& p, const View& view, int64_t head_index, int64_t row, int64_t end) {
+  const T* x = row_of<T>(p, view, head_index, row);
+  for (int64_t i = 0; i < smaller(block, end - row); i++, x += view.row)
+    for (int64_t c = 0; c < p.d; c += 64 / int64_t(sizeof(T))) __builtin_prefetch(x + c, 0, 2);
 }
 
-// Blocks of [begin, end) of about equal size, each but the last a multiple of the lanes: f(first row, rows, padded
-// rows).
+// Split [begin, end) into blocks of about equal size, all but the last a multiple of the lanes, and call f(first row,
+// rows, rows rounded up to a multiple of the lanes) for each.
 template <class F>
 INLINE void for_blocks(int64_t begin, int64_t end, F f) {
   const int64_t vectors = (end - begin + lanes - 1) / lanes, blocks = (vectors * lanes + block - 1) / block;
@@ -53,7 +53,7 @@ INLINE void for_blocks(int64_t begin, int64_t end, F f) {
   }
 }
 
-// `count` vectors in groups of compile-time width: f(first, width)
+// Split `count` vectors into groups of a width known at compile time, and call f(first, width) for each.
 template <class F>
 INLINE void for_vectors(int64_t count, F f) {
   int64_t j = 0;
@@ -62,56 +62,62 @@ INLINE void for_vectors(int64_t count, F f) {
   if (count - j == 1) f(j, std::integral_constant<int, 1>{});
 }
 
-// ---- what the stages leave of a head
+// ---- memory
 
 template <class E>
 struct Head {
-  Head(const Problem& p, Arena arena) {
+  Head(const Problem& p, Arena& arena) {
     const Sizes s(p);
     tokens = arena.operand<E>(s.n2, s.D);
     contrast = arena.operand<E>(s.n, s.D);
-    bytes = arena.used();
   }
   Operand<E> tokens;    // t+, then t-
   Operand<E> contrast;  // v^
-  size_t bytes;
 };
 
-struct Part {  // of stage I, over a chunk of the keys: not yet divided by `sum`
-  Part(const Problem& p, Arena arena) {
+struct Part {  // stage I over a chunk of the keys
+  Part(const Problem& p, Arena& arena) {
     const Sizes s(p);
     maximum = arena.take(s.n2);
     sum = arena.take(s.n2);
     read = arena.take(s.n2 * s.D);
-    bytes = arena.used();
   }
-  float *maximum, *sum;  // of each token: of its scores before scaling, and of the exponentials less that maximum
-  float* read;           // (2n, D): what each token reads from the values
-  size_t bytes;
+  float* maximum;  // (2n): of each token's scores, before scaling
+  float* sum;      // (2n): of their exponentials relative to that maximum
+  float* read;     // (2n, D): v+ and v-, not yet divided by `sum`
 };
 
 template <class E>
 struct Scratch {
-  Scratch(const Problem& p, Arena arena) {
+  Scratch(const Problem& p, Arena& arena) {
     const Sizes s(p);
-    turned = arena.take(s.words<E>(s.d) * block);
+    transposed = arena.take(s.words<E>(s.d) * block);
     scores = arena.take(round_up(s.n2, 2) * block);
     weights = E::pack == 1 ? scores : arena.take(round_up(s.n2, 2) * block);
     values = arena.take((block + 2) * s.D);
     sums = arena.take(s.n2 * lanes);
-    bytes = arena.used();
   }
-  float* turned;   // a block of keys or queries, transposed
-  float* scores;   // (2n, block)
-  float* weights;  // what becomes of the scores, in the form the next product takes
-  float* values;   // a block of values as pairs (stage I), of the output (stage II)
-  float* sums;     // (2n, lanes)
-  size_t bytes;
+  float* transposed;  // a block of keys or queries, transposed
+  float* scores;      // (2n, block)
+  float* weights;     // computed from the scores, in the format of the next product
+  float* values;      // a block of values as pairs (stage I) or of the output (stage II)
+  float* sums;        // (2n, lanes)
 };
+
+template <class E>
+Kernel::Bytes forward_bytes(const Problem& p) {
+  return {bytes_of<Head<E>>(p), bytes_of<Part>(p), bytes_of<Scratch<E>>(p)};
+}
+
+// The part of one chunk, in a phase that works on all parts of a head.
+template <class P>
+INLINE P part_of(const Problem& p, const Kernel::Task& task, int64_t chunk) {
+  return lay_out<P>(p, (char*)task.part + chunk * bytes_of<P>(p));
+}
 
 // ---- tokens
 
-struct Cell {  // rows and columns of the grid that one contrast token averages, as in adaptive average pooling
+struct Cell {  // the rows and columns of the grid that one contrast token averages, as in adaptive average pooling
   Cell(const Problem& p, int64_t i)
       : top(i / p.w * p.H / p.h),
         bottom(((i / p.w + 1) * p.H + p.h - 1) / p.h),
@@ -123,11 +129,11 @@ struct Cell {  // rows and columns of the grid that one contrast token averages,
 };
 
 template <class E, class T>
-void gather_tokens(const Problem& p, int64_t head_index, const Operand<E>& tokens) {
+INLINE void fill_tokens(const Problem& p, int64_t head_index, const Operand<E>& tokens) {
   const Sizes s(p);
   const T* grid = row_of<T>(p, p.q, head_index, p.prefix());
-  auto gather = [&](auto type) {  // of the embeddings
-    using Embedding = decltype(type);
+  auto fill = [&](auto type_of_embedding) {
+    using Embedding = decltype(type_of_embedding);
     const Embedding* pos = row_of<Embedding>(p, p.pos, head_index, 0);
     const Embedding* neg = row_of<Embedding>(p, p.neg, head_index, 0);
     for (int64_t i = 0; i < s.n; i++, pos += p.pos.row, neg += p.neg.row) {
@@ -145,25 +151,30 @@ void gather_tokens(const Problem& p, int64_t head_index, const Operand<E>& token
       }
     }
   };
-  p.tokens_bfloat16 ? gather(bfloat16{}) : gather(0.0f);
+  p.tokens_bfloat16 ? fill(bfloat16{}) : fill(0.0f);
   fill_rows(tokens, s.n2, s.D);
 }
 
-// S = T X^T of a block of m rows: (2n, block)
+template <class E, class T>
+void gather_tokens(const Problem& p, const Kernel::Task& task) {
+  fill_tokens<E, T>(p, task.head_index, lay_out<Head<E>>(p, task.head).tokens);
+}
+
+// S = T X^T for a block of m rows: (2n, block).
 template <class E, class T>
 INLINE void score(const Problem& p, const View& view, int64_t head_index, int64_t row, int64_t m, int64_t padded,
-                  const float* token_rows, float* turned, float* scores) {
+                  const float* token_rows, float* transposed, float* scores) {
   const Sizes s(p);
-  transpose<E>(row_of<T>(p, view, head_index, row), view.row, m, s.d, turned, block, padded);
-  multiply<E, false>(s.n2, padded / lanes, s.words<E>(s.d), token_rows, s.D / E::pack, turned, block, scores, block);
+  transpose<E>(row_of<T>(p, view, head_index, row), view.row, m, s.d, transposed, block, padded);
+  multiply<E>(s.n2, padded / lanes, s.words<E>(s.d), token_rows, s.D / E::pack, transposed, block, scores, block);
 }
 
 INLINE float score_scale(const Problem& p) { return log2_e / __builtin_sqrtf(float(p.d)); }
 
 // ---- stage I
 
-// The reference that is subtracted from the scores of each token. It need not be their maximum: it is raised, and what
-// was summed so far scaled down, only when a score exceeds it by more than 2^8, which is rare after the first block.
+// Update the reference that is subtracted from each token's scores. It need not be their exact maximum: only when an
+// exponential would exceed 2^8, which is rare after the first block, is it raised and the sums so far scaled down.
 template <class E>
 void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block, const Scratch<E>& t,
                    const Part& part) {
@@ -188,8 +199,8 @@ void raise_maximum(const Problem& p, int64_t m, int64_t padded, bool first_block
   }
 }
 
-// Scores become exp2(scale (score - maximum)) in `weights`, as rows; sums are kept lane by lane. The difference comes
-// before the scale, for it is exact where it matters; of large scores the scaled ones would leave rounding errors.
+// weights = exp2(scale (score - maximum)), as rows; sums are accumulated per lane. Subtracting before scaling matters
+// for large scores: the difference of two close scores is exact, that of their rounded multiples is not.
 template <class E>
 void exponentiate(const Problem& p, int64_t padded, const Scratch<E>& t, const Part& part) {
   const Sizes s(p);
@@ -211,33 +222,32 @@ void exponentiate(const Problem& p, int64_t padded, const Scratch<E>& t, const P
 }
 
 template <class E, class T>
-void stage1(const Problem& p, Kernel::Rows keys, void* head_memory, void* part_memory, void* scratch) {
+void global_contrast(const Problem& p, const Kernel::Task& task) {
   const Sizes s(p);
-  const Head<E> head(p, Arena(head_memory));
-  const Part part(p, Arena(part_memory));
-  const Scratch<E> t(p, Arena(scratch));
-  for_blocks(keys.begin, keys.end, [&](int64_t row, int64_t m, int64_t padded) {
-    const bool first_block = row == keys.begin;
-    const T* v = row_of<T>(p, p.v, keys.head_index, row);
-    fetch(v, p.v.row, m, s.d);
-    score<E, T>(p, p.k, keys.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
-    if (row + m < keys.end)
-      fetch(row_of<T>(p, p.k, keys.head_index, row + m), p.k.row, smaller(block, keys.end - row - m), s.d);
+  const auto head = lay_out<Head<E>>(p, task.head);
+  const auto part = lay_out<Part>(p, task.part);
+  const auto t = lay_out<Scratch<E>>(p, task.scratch);
+  for_blocks(task.begin, task.end, [&](int64_t row, int64_t m, int64_t padded) {
+    const bool first_block = row == task.begin;
+    prefetch<T>(p, p.v, task.head_index, row, row + m);
+    score<E, T>(p, p.k, task.head_index, row, m, padded, head.tokens.rows, t.transposed, t.scores);
+    if (row + m < task.end)
+      prefetch<T>(p, p.k, task.head_index, row + m, task.end);
     else  // stage II is next
-      fetch(row_of<T>(p, p.q, keys.head_index, 0), p.q.row, smaller(block, p.N), s.d);
+      prefetch<T>(p, p.q, task.head_index, 0, p.N);
     raise_maximum(p, m, padded, first_block, t, part);
     exponentiate(p, padded, t, part);
-    to_pairs<E>(v, p.v.row, m, s.d, t.values, s.D);
+    to_pairs<E>(row_of<T>(p, p.v, task.head_index, row), p.v.row, m, s.d, t.values, s.D);
     const int64_t K = s.words<E>(m);
     if (first_block)
-      multiply<E, false>(s.n2, s.D / lanes, K, t.weights, block / E::pack, t.values, s.D, part.read, s.D);
+      multiply<E>(s.n2, s.D / lanes, K, t.weights, block / E::pack, t.values, s.D, part.read, s.D);
     else
-      multiply<E, false, true>(s.n2, s.D / lanes, K, t.weights, block / E::pack, t.values, s.D, part.read, s.D);
+      multiply_and_add<E>(s.n2, s.D / lanes, K, t.weights, block / E::pack, t.values, s.D, part.read, s.D);
   });
   for (int64_t i = 0; i < s.n2; i++) part.sum[i] = sum_of_lanes(load(t.sums + i * lanes));
 }
 
-// u = v+ - l1 v-, its 1 / RMS, and v^ = gain1 u / RMS, from what the tokens read. (For the backward pass: f.)
+// u = v+ - l1 v- of one token: f(first channel, u, 1 / RMS of the row) for each vector.
 template <class F>
 INLINE void contrast_row(const Problem& p, const float* plus, const float* minus, F f) {
   const Sizes s(p);
@@ -252,7 +262,7 @@ INLINE void contrast_row(const Problem& p, const float* plus, const float* minus
     f(c, fma(load_first(minus + c, s.d - c), lambda, load_first(plus + c, s.d - c)), inverse);
 }
 
-// v^ from what the tokens read, (2n, row).
+// v^ = gain1 u / RMS(u) from v+ and v-, (2n, row).
 template <class E>
 INLINE void norm_contrast(const Problem& p, const float* read, int64_t row, const Operand<E>& contrast) {
   const Sizes s(p);
@@ -263,14 +273,14 @@ INLINE void norm_contrast(const Problem& p, const float* read, int64_t row, cons
   fill_pairs(contrast, s.n, s.D);
 }
 
-// Merges the chunks of stage I and norms their difference.
+// Merge the chunks of stage I into v+ and v-, then compute v^.
 template <class E>
-void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_memory, void* parts) {
+void merge_contrast(const Problem& p, const Kernel::Task& task) {
   const Sizes s(p);
-  const Head<E> head(p, Arena(head_memory));
-  const Part total(p, Arena(parts));
-  for (int64_t chunk = 1; chunk < chunks; chunk++) {
-    const Part part(p, Arena((char*)parts + chunk * total.bytes));
+  const auto head = lay_out<Head<E>>(p, task.head);
+  const auto total = lay_out<Part>(p, task.part);
+  for (int64_t chunk = 1; chunk < task.chunks; chunk++) {
+    const auto part = part_of<Part>(p, task, chunk);
     for (int64_t i = 0; i < s.n2; i++) {
       const float raised = total.maximum[i] > part.maximum[i] ? total.maximum[i] : part.maximum[i];
       const Vector scale = set(score_scale(p));
@@ -286,7 +296,7 @@ void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_m
     const float inverse = 1 / total.sum[i];
     for (int64_t c = i * s.D; c < (i + 1) * s.D; c += lanes) store(total.read + c, load(total.read + c) * set(inverse));
     if (p.saved) {
-      float* saved = p.saved + (head_index * s.n2 + i) * (s.d + 2);
+      float* saved = p.saved + (task.head_index * s.n2 + i) * (s.d + 2);
       memcpy(saved, total.read + i * s.D, 4 * s.d);
       saved[s.d] = total.maximum[i];
       saved[s.d + 1] = inverse;
@@ -297,8 +307,8 @@ void contrast(const Problem& p, int64_t head_index, int64_t chunks, void* head_m
 
 // ---- stage II
 
-// Down the rows of `width` vectors of scores: exp2 in place, the sums' reciprocals of both streams (or of both
-// together).
+// Replace `width` columns of vectors of scores by their exponentials, and return in `plus` and `minus` the reciprocals
+// of the sums of both streams (with a joint softmax, of their common sum).
 template <class E, int width>
 INLINE void softmax_columns(const Problem& p, float* scores, Vector (&plus)[width], Vector (&minus)[width]) {
   const Sizes s(p);
@@ -336,7 +346,7 @@ INLINE void softmax_columns(const Problem& p, float* scores, Vector (&plus)[widt
   }
 }
 
-// A = softmax(S+) - l2 softmax(S-), (n, block), as pairs in `weights`.
+// weights = softmax(S+) - l2 softmax(S-), the signed attention A^T, (n, block), as pairs.
 template <class E>
 void signed_attention(const Problem& p, int64_t padded, const Scratch<E>& t) {
   const Sizes s(p);
@@ -361,20 +371,20 @@ void signed_attention(const Problem& p, int64_t padded, const Scratch<E>& t) {
 }
 
 template <class E, class T>
-void stage2(const Problem& p, Kernel::Rows queries, void* head_memory, void* scratch) {
+void patchwise(const Problem& p, const Kernel::Task& task) {
   const Sizes s(p);
-  const Head<E> head(p, Arena(head_memory));
-  const Scratch<E> t(p, Arena(scratch));
-  for_blocks(queries.begin, queries.end, [&](int64_t row, int64_t m, int64_t padded) {
-    T* out = row_of<T>(p, p.out, queries.head_index, row);
-    score<E, T>(p, p.q, queries.head_index, row, m, padded, head.tokens.rows, t.turned, t.scores);
-    if (row + m < queries.end)
-      fetch(row_of<T>(p, p.q, queries.head_index, row + m), p.q.row, smaller(block, queries.end - row - m), s.d);
-    else if (queries.head_index + 1 < p.all_heads())
-      fetch(row_of<T>(p, p.k, queries.head_index + 1, 0), p.k.row, smaller(block, p.N), s.d);
-    fetch(out, p.out.row, m, s.d);
+  const auto head = lay_out<Head<E>>(p, task.head);
+  const auto t = lay_out<Scratch<E>>(p, task.scratch);
+  for_blocks(task.begin, task.end, [&](int64_t row, int64_t m, int64_t padded) {
+    T* out = row_of<T>(p, p.out, task.head_index, row);
+    score<E, T>(p, p.q, task.head_index, row, m, padded, head.tokens.rows, t.transposed, t.scores);
+    if (row + m < task.end)
+      prefetch<T>(p, p.q, task.head_index, row + m, task.end);
+    else if (task.head_index + 1 < p.all_heads())
+      prefetch<T>(p, p.k, task.head_index + 1, 0, p.N);
+    prefetch<T>(p, p.out, task.head_index, row, row + m);
     signed_attention(p, padded, t);
-    multiply<E, true>(m, s.D / lanes, s.words<E>(s.n), t.weights, block, head.contrast.pairs, s.D, t.values, s.D);
+    multiply_transposed<E>(m, s.D / lanes, s.words<E>(s.n), t.weights, block, head.contrast.pairs, s.D, t.values, s.D);
     for (int64_t i = 0; i < m; i += 2) {  // RMSNorm2, two rows at a time
       const float *o0 = t.values + i * s.D, *o1 = o0 + (i + 1 < m ? s.D : 0);
       Vector squares0 = set(0), squares1 = set(0);
@@ -392,16 +402,6 @@ void stage2(const Problem& p, Kernel::Rows queries, void* head_memory, void* scr
       }
     }
   });
-}
-
-template <class E>
-Kernel::Bytes forward_bytes(const Problem& p) {
-  return {Head<E>(p, Arena(nullptr)).bytes, Part(p, Arena(nullptr)).bytes, Scratch<E>(p, Arena(nullptr)).bytes};
-}
-
-template <class E, class T>
-void tokens(const Problem& p, int64_t head_index, void* head) {
-  gather_tokens<E, T>(p, head_index, Head<E>(p, Arena(head)).tokens);
 }
 
 }  // namespace

@@ -1,18 +1,18 @@
-// Small matrix products, and the forms that their operands take. C (M x columns) = A (M x K) B (K x columns):
-// A is read word by word and broadcast, B and C are read in vectors. A word is the step along K of one instruction: a
-// float, or two consecutive bfloat16 that vdpbf16ps multiplies and adds. So a matrix of r x c numbers has two forms:
-//   rows   (r, c / pack) words: consecutive numbers of a row share a word; the A of a product over c
-//   pairs  (r / pack, c) words: a word holds the numbers of `pack` consecutive rows; the B of a product over r, and
-//          its A too when read transposed
-// which for float32 are one and the same.
+// Small matrix products, and the formats of their operands. C (M x columns) = A (M x K) B (K x columns): A is read word
+// by word and broadcast, B and C are read as vectors. A word is what one instruction consumes along K: a float, or two
+// consecutive bfloat16, which vdpbf16ps multiplies and adds. An r x c matrix therefore has two formats:
+//   rows   (r, c / pack) words: consecutive elements of a row share a word. The A of a product over c.
+//   pairs  (r / pack, c) words: a word holds the elements of `pack` consecutive rows. The B of a product over r, or its
+//          A if that is read transposed.
+// For float32 the two are the same.
 #pragma once
+#include "kernel.h"
 #include "simd.h"
 
 namespace lineardiff::LINEARDIFF_ISA {
 namespace {
 
 struct Float32 {
-  using Word = float;
   static constexpr int pack = 1, exp_degree = 6;
   INLINE Vector multiply_add(Vector sum, const float* a, Vector b) { return fma(set(*a), b, sum); }
   INLINE void store_row(float* row, int64_t lane, Vector x) { store(row + lane, x); }
@@ -23,8 +23,7 @@ struct Float32 {
 };
 
 #if LINEARDIFF_BF16
-struct BFloat16 {
-  using Word = float;  // its 32 bits hold two bfloat16
+struct BFloat16 {  // a float holds the bits of two bfloat16
   static constexpr int pack = 2, exp_degree = 3;
   INLINE Vector multiply_add(Vector sum, const float* a, Vector b) {
     int32_t word;
@@ -44,7 +43,7 @@ struct BFloat16 {
 
 // ---- products
 
-template <class E, bool transposed, bool add, int rows, int vectors>
+template <class E, bool transpose_A, bool add, int rows, int vectors>
 INLINE void tile(int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C, int64_t ldc) {
   Vector c[rows][vectors];
 #pragma GCC unroll 16
@@ -57,7 +56,7 @@ INLINE void tile(int64_t K, const float* A, int64_t lda, const float* B, int64_t
     for (int j = 0; j < vectors; j++) b[j] = load(B + k * ldb + j * lanes);
 #pragma GCC unroll 16
     for (int i = 0; i < rows; i++) {
-      const float* a = transposed ? A + k * lda + i : A + i * lda + k;
+      const float* a = transpose_A ? A + k * lda + i : A + i * lda + k;
 #pragma GCC unroll 4
       for (int j = 0; j < vectors; j++) c[i][j] = E::multiply_add(c[i][j], a, b[j]);
     }
@@ -68,97 +67,108 @@ INLINE void tile(int64_t K, const float* A, int64_t lda, const float* B, int64_t
     for (int j = 0; j < vectors; j++) store(C + i * ldc + j * lanes, c[i][j]);
 }
 
-template <class E, bool transposed, bool add, int rows, int vectors>
+template <class E, bool transpose_A, bool add, int rows, int vectors>
 INLINE void tile_of(int m, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb, float* C, int64_t ldc) {
   if (m == rows)
-    tile<E, transposed, add, rows, vectors>(K, A, lda, B, ldb, C, ldc);
+    tile<E, transpose_A, add, rows, vectors>(K, A, lda, B, ldb, C, ldc);
   else if constexpr (rows > 1)
-    tile_of<E, transposed, add, rows - 1, vectors>(m, K, A, lda, B, ldb, C, ldc);
+    tile_of<E, transpose_A, add, rows - 1, vectors>(m, K, A, lda, B, ldb, C, ldc);
 }
 
-// As many rows as keep the sums in registers.
+// The most rows whose sums still fit in registers, beside the operands.
 constexpr int tile_rows(int vectors) {
   if (registers == 32) return vectors == 4 ? 6 : vectors == 3 ? 8 : vectors == 2 ? 10 : 14;
   return vectors == 3 ? 4 : vectors == 2 ? 6 : 8;
 }
 constexpr int tile_vectors = registers == 32 ? 4 : 3;
 
-// K and lda count words, `columns` vectors of lanes. `transposed` reads A as (K, M). `add` adds to C. B is small enough
-// to stay in the nearest cache, and A and C are gone through once.
-template <class E, bool transposed, bool add = false>
-__attribute__((noinline)) void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda,
-                                        const float* B, int64_t ldb, float* C, int64_t ldc) {
+// K and lda count words, `columns` counts vectors. `transpose_A` reads A as (K, M), `add` adds to C. There is no
+// blocking for caches: B is small enough to stay in L1, and A and C are streamed once.
+template <class E, bool transpose_A, bool add>
+__attribute__((noinline)) void product(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda,
+                                       const float* B, int64_t ldb, float* C, int64_t ldc) {
   const int64_t strips = (columns + tile_vectors - 1) / tile_vectors, widest = (columns + strips - 1) / strips;
   const int64_t height = tile_rows(int(widest)), tiles = (M + height - 1) / height;
   for (int64_t t = 0, i = 0; t < tiles; t++) {  // tiles of equal height rather than a thin last one
     const int m = int(M * (t + 1) / tiles - i);
-    const float* a = A + (transposed ? i : i * lda);
+    const float* a = A + (transpose_A ? i : i * lda);
     for (int64_t s = 0, j = 0; s < strips; s++) {
       const int64_t vectors = columns * (s + 1) / strips - j;
       const float* b = B + j * lanes;
       float* c = C + i * ldc + j * lanes;
-      if (vectors == 1) tile_of<E, transposed, add, tile_rows(1), 1>(m, K, a, lda, b, ldb, c, ldc);
-      if (vectors == 2) tile_of<E, transposed, add, tile_rows(2), 2>(m, K, a, lda, b, ldb, c, ldc);
-      if (vectors == 3) tile_of<E, transposed, add, tile_rows(3), 3>(m, K, a, lda, b, ldb, c, ldc);
+      if (vectors == 1) tile_of<E, transpose_A, add, tile_rows(1), 1>(m, K, a, lda, b, ldb, c, ldc);
+      if (vectors == 2) tile_of<E, transpose_A, add, tile_rows(2), 2>(m, K, a, lda, b, ldb, c, ldc);
+      if (vectors == 3) tile_of<E, transpose_A, add, tile_rows(3), 3>(m, K, a, lda, b, ldb, c, ldc);
       if constexpr (tile_vectors == 4)
-        if (vectors == 4) tile_of<E, transposed, add, tile_rows(4), 4>(m, K, a, lda, b, ldb, c, ldc);
+        if (vectors == 4) tile_of<E, transpose_A, add, tile_rows(4), 4>(m, K, a, lda, b, ldb, c, ldc);
       j += vectors;
     }
     i += m;
   }
 }
 
-// ---- forms
+template <class E>
+INLINE void multiply(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B, int64_t ldb,
+                     float* C, int64_t ldc) {
+  product<E, false, false>(M, columns, K, A, lda, B, ldb, C, ldc);
+}
+template <class E>
+INLINE void multiply_and_add(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B,
+                             int64_t ldb, float* C, int64_t ldc) {
+  product<E, false, true>(M, columns, K, A, lda, B, ldb, C, ldc);
+}
+template <class E>
+INLINE void multiply_transposed(int64_t M, int64_t columns, int64_t K, const float* A, int64_t lda, const float* B,
+                                int64_t ldb, float* C, int64_t ldc) {
+  product<E, true, false>(M, columns, K, A, lda, B, ldb, C, ldc);
+}
 
-// Rows (m, d) of a tensor, transposed: (ceil(d / pack), ld) words with zeros behind the m-th column, up to `padded`, a
-// multiple of 8.
+// ---- formats
+
+// Copy `rows` rows of `count` elements into an 8 x 8 block of words, and pad it with zeros.
+template <class E, class T>
+INLINE void copy_block(const T* x, int64_t row, int64_t rows, int64_t count, float* block) {
+  memset(block, 0, 64 * sizeof(float));
+  for (int64_t i = 0; i < rows; i++, x += row, block += 8)
+    if constexpr (sizeof(T) * E::pack == 4)
+      memcpy(block, x, count * sizeof(T));
+    else
+      for (int64_t j = 0; j < count; j++) block[j] = to_float(x[j]);
+}
+
+// Transpose rows (m, d) of a tensor into (ceil(d / pack), ld) words. Columns from m to `padded`, a multiple of 8, are
+// zeros.
 template <class E, class T>
 INLINE void transpose(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t ld, int64_t padded) {
   constexpr int pack = E::pack;
-  constexpr bool same = sizeof(T) * pack == 4;  // a word of the tensor is a word of the form
-  static_assert(same || pack == 1, "numbers are widened here, not narrowed");
+  constexpr bool same_words = sizeof(T) * pack == 4;
+  static_assert(same_words || pack == 1, "elements can be widened here, not narrowed");
   const int64_t words = (d + pack - 1) / pack;
-  const bool aligned = row % pack == 0;
   for (int64_t i = 0; i < padded; i += 8)
     for (int64_t c = 0; c < words; c += 8) {
-      const int64_t height = smaller(8, m - i), width = smaller(8, words - c);
-      float* to = out + c * ld + i;
-      alignas(64) float block[64], turned[64];
+      const int64_t height = smaller(8, m - i), width = smaller(8, words - c), count = smaller(8 * pack, d - c * pack);
       const T* from = x + i * row + c * pack;
-      if (height == 8 && (c + 8) * pack <= d && aligned) {
-        if constexpr (same) {
-          transpose8((const float*)from, row / pack, to, ld);
-          continue;
-        } else
-          for (int r = 0; r < 8; r++) {
-#if LINEARDIFF_AVX512
-            _mm256_store_ps(block + 8 * r,
-                            _mm256_castsi256_ps(_mm256_slli_epi32(
-                                _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)(from + r * row))), 16)));
-#else
-            store(block + 8 * r, load(from + r * row));
-#endif
-          }
-      } else {
-        memset(block, 0, sizeof block);
-        for (int64_t r = 0; r < height; r++) {
-          const int64_t count = smaller(8 * pack, d - c * pack);
-          if constexpr (same)
-            memcpy(block + 8 * r, from + r * row, count * sizeof(T));
-          else
-            for (int64_t j = 0; j < count; j++) block[8 * r + j] = to_float(from[r * row + j]);
-        }
+      float* to = out + c * ld + i;
+      alignas(64) float block[64], transposed[64];
+      const bool full = height == 8 && count == 8 * pack;
+      if (same_words && full && row % pack == 0) {  // no copy: the rows consist of words
+        transpose8((const float*)from, row / pack, to, ld);
+        continue;
       }
+      if (!same_words && full)
+        for (int r = 0; r < 8; r++) store8(block + 8 * r, from + r * row);
+      else
+        copy_block<E>(from, row, height, count, block);
       if (width == 8) {
         transpose8(block, 8, to, ld);
       } else {
-        transpose8(block, 8, turned, 8);
-        for (int64_t j = 0; j < width; j++) memcpy(to + j * ld, turned + 8 * j, 32);
+        transpose8(block, 8, transposed, 8);
+        for (int64_t j = 0; j < width; j++) memcpy(to + j * ld, transposed + 8 * j, 32);
       }
     }
 }
 
-// Rows (m, d) of a tensor in the form of pairs: (ceil(m / pack), D) words, zeros behind d and behind the last row.
+// Convert rows (m, d) of a tensor to pairs: (ceil(m / pack), D) words, padded with zeros.
 template <class E, class T>
 INLINE void to_pairs(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t D) {
   for (int64_t i = 0; i < m; i += E::pack)
@@ -171,14 +181,14 @@ INLINE void to_pairs(const T* x, int64_t row, int64_t m, int64_t d, float* out, 
     }
 }
 
-// Rows (m, d) of a tensor in the form of rows: (m, D / pack) words, zeros behind d.
+// Convert rows (m, d) of a tensor to rows: (m, D / pack) words, padded with zeros.
 template <class E, class T>
 INLINE void to_rows(const T* x, int64_t row, int64_t m, int64_t d, float* out, int64_t D) {
   for (int64_t i = 0; i < m; i++)
     for (int64_t c = 0; c < d; c += lanes) E::store_row(out + i * D / E::pack, c, load_first(x + i * row + c, d - c));
 }
 
-// A matrix (r, c) of intermediate numbers, c a multiple of the lanes, and its two forms.
+// An intermediate matrix (r, c), where c is a multiple of the lanes, and its two formats.
 template <class E>
 struct Operand {
   float *values, *rows, *pairs;
@@ -193,7 +203,7 @@ INLINE void fill_pairs(const Operand<E>& x, int64_t r, int64_t c) {
   if constexpr (E::pack == 2) to_pairs<E>(x.values, c, r, c, x.pairs, c);
 }
 
-// Memory is handed out in order; with a null base it is only counted.
+// Hands out consecutive memory. With a null base it only counts it.
 class Arena {
  public:
   explicit Arena(void* base) : base_((char*)base) {}
@@ -214,6 +224,19 @@ class Arena {
   char* base_;
   size_t used_ = 0;
 };
+
+// A layout is a struct of pointers whose constructor takes them from an arena.
+template <class Layout>
+INLINE Layout lay_out(const Problem& p, void* memory) {
+  Arena arena(memory);
+  return Layout(p, arena);
+}
+template <class Layout>
+INLINE size_t bytes_of(const Problem& p) {
+  Arena arena(nullptr);
+  Layout(p, arena);
+  return arena.used();
+}
 
 }  // namespace
 }  // namespace lineardiff::LINEARDIFF_ISA

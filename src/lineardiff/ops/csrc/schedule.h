@@ -1,4 +1,5 @@
-// Work on all heads with several threads. parallel(count, f) calls f(begin, end) over [0, count) from several threads.
+// Distributes the heads over threads. parallel(count, f) calls f(begin, end) on ranges that partition [0, count), from
+// several threads.
 #pragma once
 #include <algorithm>
 #include <cstdlib>
@@ -8,7 +9,7 @@
 
 namespace lineardiff {
 
-// Grows, and is kept by its thread: fresh memory costs more than the arithmetic of a head.
+// A buffer that only grows. Each thread keeps one: page faults on fresh memory cost more than the arithmetic of a head.
 class Buffer {
  public:
   char* get(size_t bytes) {
@@ -38,21 +39,23 @@ inline Buffer& thread_buffer() {
   return buffer;
 }
 
-// Heads are the tasks where they fill the threads evenly. Otherwise the rows of a head are cut into chunks, and `head`
-// and `part` memory is shared by the threads.
+// How the work is divided among threads. A head is one task where that balances the load: threads then idle for less
+// than a fifth of the time (4 or more heads per thread) or never (a multiple of the threads). Otherwise the rows of a
+// head are split, so that there are about 4 tasks per thread, and the threads share the `head` and `part` memory. A
+// chunk has at least 128 rows, because merging its partial sums costs as much as 2n more rows, and starts at a multiple
+// of 16, the widest vector, so that only the last vector of a head is incomplete.
 class Chunks {
  public:
   Chunks(const Problem& p, int64_t threads) : N_(p.N) {
     const int64_t heads = p.all_heads();
-    whole = heads >= 4 * threads || heads % threads == 0;
-    if (!whole) count = std::max<int64_t>(1, std::min((4 * threads + heads - 1) / heads, p.N / 128));
+    by_head = heads >= 4 * threads || heads % threads == 0;
+    if (!by_head) count = std::max<int64_t>(1, std::min((4 * threads + heads - 1) / heads, p.N / 128));
   }
-  Kernel::Rows rows(int64_t head_index, int64_t chunk) const { return {head_index, start(chunk), start(chunk + 1)}; }
-  bool whole;
-  int64_t count = 1;  // chunks of a head
+  int64_t start(int64_t chunk) const { return chunk == count ? N_ : N_ * chunk / count / 16 * 16; }
+  bool by_head;
+  int64_t count = 1;  // chunks per head
 
  private:
-  int64_t start(int64_t chunk) const { return chunk == count ? N_ : N_ * chunk / count / 16 * 16; }
   int64_t N_;
 };
 
@@ -62,12 +65,12 @@ void run(const Kernel::Pass& pass, const Problem& p, int64_t threads, const Para
   const Kernel::Bytes bytes = pass.bytes(p);
   const int64_t heads = p.all_heads();
   const auto phases_end = pass.phases + pass.phase_count;
-  if (chunks.whole) {
+  if (chunks.by_head) {
     parallel(heads, [&](int64_t begin, int64_t end) {
       char* head = thread_buffer().get(bytes.head + bytes.part + bytes.scratch);
       for (int64_t i = begin; i < end; i++)
         for (auto phase = pass.phases; phase < phases_end; phase++)
-          phase->run(p, {i, 0, p.N}, 1, head, head + bytes.head, head + bytes.head + bytes.part);
+          phase->run(p, {i, 0, p.N, 1, head, head + bytes.head, head + bytes.head + bytes.part});
     });
     return;
   }
@@ -75,14 +78,15 @@ void run(const Kernel::Pass& pass, const Problem& p, int64_t threads, const Para
   char* head = shared.get(heads * (bytes.head + chunks.count * bytes.part));
   char* parts = head + heads * bytes.head;
   for (auto phase = pass.phases; phase < phases_end; phase++) {
-    const int64_t tasks_of_head = phase->by_chunk ? chunks.count : 1;
-    parallel(heads * tasks_of_head, [&](int64_t begin, int64_t end) {
+    const int64_t tasks_per_head = phase->by_chunk ? chunks.count : 1;
+    parallel(heads * tasks_per_head, [&](int64_t begin, int64_t end) {
       char* scratch = thread_buffer().get(bytes.scratch);
       for (int64_t task = begin; task < end; task++) {
-        const int64_t i = task / tasks_of_head, chunk = task % tasks_of_head;
-        const Kernel::Rows rows = phase->by_chunk ? chunks.rows(i, chunk) : Kernel::Rows{i, 0, p.N};
-        phase->run(p, rows, chunks.count, head + i * bytes.head, parts + (i * chunks.count + chunk) * bytes.part,
-                   scratch);
+        const int64_t i = task / tasks_per_head, chunk = task % tasks_per_head;
+        const int64_t row = phase->by_chunk ? chunks.start(chunk) : 0;
+        const int64_t row_end = phase->by_chunk ? chunks.start(chunk + 1) : p.N;
+        phase->run(p, {i, row, row_end, chunks.count, head + i * bytes.head,
+                       parts + (i * chunks.count + chunk) * bytes.part, scratch});
       }
     });
   }

@@ -1,4 +1,4 @@
-// The functions of one instruction set for one type, as the schedule calls them.
+// The functions of one instruction set for one element type, in the order in which the schedule calls them.
 #pragma once
 #include "backward.h"
 #include "conv.h"
@@ -8,43 +8,25 @@ namespace {
 
 template <class E, class T>
 const Kernel* table() {
-  using P = const Problem&;
-  using R = Kernel::Rows;
-  static const Kernel kernel{
-      {forward_bytes<E>,
-       4,
-       {{[](P p, R r, int64_t, void* head, void*, void*) { tokens<E, T>(p, r.head_index, head); }, false},
-        {[](P p, R r, int64_t, void* head, void* part, void* scratch) { stage1<E, T>(p, r, head, part, scratch); },
-         true},
-        {[](P p, R r, int64_t chunks, void* head, void* parts, void*) {
-           contrast<E>(p, r.head_index, chunks, head, parts);
-         },
-         false},
-        {[](P p, R r, int64_t, void* head, void*, void* scratch) { stage2<E, T>(p, r, head, scratch); }, true}}},
-      {backward_bytes<E>,
-       6,
-       {{[](P p, R r, int64_t, void* head, void*, void*) { restore<E, T>(p, r.head_index, head); }, false},
-        {[](P p, R r, int64_t, void* head, void* part, void* scratch) {
-           stage2_backward<E, T>(p, r, head, part, scratch);
-         },
-         true},
-        {[](P p, R r, int64_t chunks, void* head, void* parts, void*) {
-           contrast_backward<E>(p, r.head_index, chunks, head, parts);
-         },
-         false},
-        {[](P p, R r, int64_t, void* head, void* part, void* scratch) {
-           stage1_backward<E, T>(p, r, head, part, scratch);
-         },
-         true},
-        {[](P p, R r, int64_t chunks, void* head, void* parts, void*) {
-           tokens_backward<E>(p, r.head_index, chunks, head, parts);
-         },
-         false},
-        {[](P p, R r, int64_t, void* head, void*, void*) { pool_backward<E, T>(p, r, head); }, true}}},
-      lanes,
-      convolve_row<T>,
-      pass_prefix<T>,
-      weight_backward<T>};
+  constexpr bool by_chunk = true, by_head = false;
+  static const Kernel kernel{{forward_bytes<E>,
+                              4,
+                              {{gather_tokens<E, T>, by_head},
+                               {global_contrast<E, T>, by_chunk},
+                               {merge_contrast<E>, by_head},
+                               {patchwise<E, T>, by_chunk}}},
+                             {backward_bytes<E>,
+                              6,
+                              {{restore<E, T>, by_head},
+                               {patchwise_backward<E, T>, by_chunk},
+                               {merge_contrast_backward<E>, by_head},
+                               {global_contrast_backward<E, T>, by_chunk},
+                               {merge_tokens_backward<E>, by_head},
+                               {pool_backward<E, T>, by_chunk}}},
+                             lanes,
+                             convolve_row<T>,
+                             pass_prefix<T>,
+                             weight_backward<T>};
   return &kernel;
 }
 
