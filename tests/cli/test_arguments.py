@@ -42,6 +42,8 @@ def test_every_field_is_a_flag_over_the_given_defaults() -> None:
         (["--epoch", "3"], "Unrecognized options: --epoch, 3; perhaps you meant --epochs"),
         (["stray"], "stray"),
         (["--betas", "0.9"], "--betas.*Expected 2 values"),
+        (["--betas", "0.9", "nan"], "--betas nan: expected a finite number"),
+        (["--clip-grad", "inf"], "--clip-grad inf: expected a finite number"),
     ],
 )
 @pytest.mark.parametrize("encoding", ["utf-8", "ascii"])  # tyro draws its box accordingly

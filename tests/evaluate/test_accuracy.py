@@ -4,9 +4,10 @@ import math
 import pytest
 import torch
 from PIL import Image
+from scipy.stats import binomtest
 from torch import Tensor, nn
 
-from lineardiff.evaluate.accuracy import accuracy, predict
+from lineardiff.evaluate import accuracy, agreement, paired_difference, predict
 
 
 class GreySplit:
@@ -62,9 +63,10 @@ def test_accuracy_counts_by_hand_whatever_the_batches(batch_size: int) -> None:
     assert model.training
 
 
-def test_with_few_classes_top5_is_top_k() -> None:
-    scores = accuracy(rising(classes=3), GreySplit([0, 1, 2], [2, 2, 2], 3), transform=to_tensor)
-    assert (scores["top1"], scores["top5"]) == (100 / 3, 100)
+@pytest.mark.parametrize("classes", [1, 2, 5, 6])
+def test_top5_is_given_only_where_it_can_miss(classes: int) -> None:
+    scores = accuracy(rising(classes=classes), GreySplit([0], [0], classes), transform=to_tensor)
+    assert ("top5" in scores) == (classes > 5)
 
 
 def test_skipped_images_do_not_count_and_are_told(caplog: pytest.LogCaptureFixture) -> None:
@@ -95,9 +97,42 @@ def test_autocast_reaches_the_model() -> None:
 
 def test_bad_input_is_named() -> None:
     split = GreySplit([0], [0], classes=4)
-    with pytest.raises(ValueError, match="3 classes apart, but greys has 4"):
+    with pytest.raises(ValueError, match="the model has 3 classes, but greys has 4"):
         accuracy(rising(classes=3), split, transform=to_tensor)
     with pytest.raises(ValueError, match="precision='bf61'"):
         accuracy(rising(classes=4), split, transform=to_tensor, precision="bf61")
-    with pytest.raises(ValueError, match="not one of the 1 validation images"):
+    with pytest.raises(ValueError, match="none of the 1 validation images"):
         accuracy(rising(classes=4), GreySplit([None], [0], 4), transform=to_tensor)
+
+
+# 5 both right, 2 only the first, 6 only the second, 3 both wrong.
+FIRST = torch.tensor([1] * 5 + [1] * 2 + [0] * 6 + [0] * 3).bool()
+SECOND = torch.tensor([1] * 5 + [0] * 2 + [1] * 6 + [0] * 3).bool()
+
+
+def test_agreement_counts_the_four_cases() -> None:
+    assert agreement(FIRST, SECOND) == {
+        "both_right": 5,
+        "only_first_right": 2,
+        "only_second_right": 6,
+        "both_wrong": 3,
+    }
+
+
+def test_paired_difference_is_that_of_mcnemar() -> None:
+    b, c, n = 2, 6, 16  # the discordant pairs
+    result = paired_difference(FIRST, SECOND)
+    assert result["top1"] == pytest.approx(100 * (c - b) / n)
+    assert result["standard_error"] == pytest.approx(100 * math.sqrt(b + c - (c - b) ** 2 / n) / n)
+
+
+@pytest.mark.parametrize(("wins", "losses"), [(6, 2), (5, 5), (6, 5), (0, 9), (130, 90), (700, 800)])
+def test_p_value_is_that_of_the_exact_mcnemar_test(wins: int, losses: int) -> None:
+    first = torch.tensor([0] * wins + [1] * losses + [1] * 7).bool()
+    second = torch.tensor([1] * wins + [0] * losses + [1] * 7).bool()
+    truth = binomtest(wins, wins + losses).pvalue
+    assert paired_difference(first, second)["p_value"] == pytest.approx(truth, rel=1e-9)
+
+
+def test_models_that_agree_differ_by_nothing() -> None:
+    assert paired_difference(FIRST, FIRST) == {"top1": 0.0, "standard_error": 0.0, "p_value": 1.0}

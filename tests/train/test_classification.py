@@ -2,9 +2,11 @@
 
 import math
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from toy import TINY
 
@@ -108,3 +110,11 @@ def test_the_seed_decides_weights_and_images_and_leaves_the_generators() -> None
 def test_what_does_not_exist_or_fit_is_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         ClassificationTask(replace(TINY, **changes))
+
+
+def test_one_class_is_nothing_to_classify(tmp_path: Path) -> None:
+    for split in ("train", "val"):
+        (tmp_path / split / "cat").mkdir(parents=True)
+        Image.new("RGB", (32, 32)).save(tmp_path / split / "cat" / "0.png")
+    with pytest.raises(ValueError, match=r"one class, cat; expected at least two"):
+        ClassificationTask(replace(TINY, data=str(tmp_path)))

@@ -1,8 +1,10 @@
 """Parse the arguments of a command with tyro, and report mistakes in one line."""
 
 import contextlib
+import dataclasses
 import io
 import itertools
+import math
 import re
 from collections.abc import Sequence
 from typing import TypeVar
@@ -46,8 +48,20 @@ def parse(
         if not exit.code:
             raise
         raise ValueError(f"{_one_line(complaint.getvalue())}; see {prog} --help") from None
+    _check_finite(arguments, prog)
     cli.import_library()
     return arguments
+
+
+def _check_finite(arguments: object, prog: str) -> None:
+    """Raise ValueError if a number among the arguments is NaN or infinite."""
+    for name, value in vars(arguments).items():
+        if dataclasses.is_dataclass(value):
+            _check_finite(value, prog)
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, float) and not math.isfinite(number):
+                flag = f"--{name.replace('_', '-')}"
+                raise ValueError(f"{flag} {number}: expected a finite number; see {prog} --help")
 
 
 def _one_line(box: str) -> str:

@@ -77,7 +77,11 @@ def run(words: Sequence[str]) -> None:
     if arguments.as_json:
         print(json.dumps({"data": split.source, "split": arguments.split, **scores}))
         return
-    rows = [(name, f"{scores[name]:.4f}" if name == "loss" else f"{scores[name]:.2f}") for name in METRICS]
+    rows = [
+        (name, f"{scores[name]:.4f}" if name == "loss" else f"{scores[name]:.2f}")
+        for name in METRICS
+        if name in scores
+    ]
     header = (f"{split.source}, {arguments.split}", "")
     print(format_table(header, [*rows, ("images", f"{scores['images']:,}")]))
 

@@ -1,15 +1,48 @@
 """Scores: the accuracy of classifiers, and the quality of generated images."""
 
-from lineardiff.evaluate.accuracy import accuracy, predict
-from lineardiff.evaluate.feature_statistics import FeatureStatistics, load_statistics, save_statistics
+from lineardiff.evaluate.accuracy import accuracy, agreement, paired_difference, predict
 from lineardiff.evaluate.features import FeatureExtractor, Features, InceptionFeatures, Lite0Features
-from lineardiff.evaluate.frechet import Gaussian, GaussianFit, frechet_distance
-from lineardiff.evaluate.generation_metrics import generation_scores, inception_score, precision_recall
-from lineardiff.evaluate.image_batches import (
-    ImageBatches,
-    TensorBatches,
-    open_batches,
-    save_samples,
+from lineardiff.evaluate.frechet import (
+    FeatureStatistics,
+    Gaussian,
+    GaussianFit,
+    frechet_distance,
+    load_statistics,
+    save_statistics,
 )
-from lineardiff.evaluate.image_features import ImageFeatures, extract, read_reference
-from lineardiff.evaluate.paired import agreement, paired_difference
+from lineardiff.evaluate.image_batches import ImageBatches, TensorBatches, open_batches, save_samples
+from lineardiff.evaluate.scores import (
+    ImageFeatures,
+    extract,
+    generation_scores,
+    inception_score,
+    precision_recall,
+    read_reference,
+)
+
+__all__ = [
+    "FeatureExtractor",
+    "FeatureStatistics",
+    "Features",
+    "Gaussian",
+    "GaussianFit",
+    "ImageBatches",
+    "ImageFeatures",
+    "InceptionFeatures",
+    "Lite0Features",
+    "TensorBatches",
+    "accuracy",
+    "agreement",
+    "extract",
+    "frechet_distance",
+    "generation_scores",
+    "inception_score",
+    "load_statistics",
+    "open_batches",
+    "paired_difference",
+    "precision_recall",
+    "predict",
+    "read_reference",
+    "save_samples",
+    "save_statistics",
+]

@@ -1,6 +1,7 @@
-"""Accuracy of a classifier on one split of a data source."""
+"""Accuracy of classifiers, and the comparison of two on the same images."""
 
 import logging
+import math
 from collections.abc import Iterator
 
 import torch
@@ -13,6 +14,8 @@ from lineardiff.data.images import ImageSplit
 from lineardiff.data.sampling import Transformed, drop_bad
 from lineardiff.data.transforms import Transform
 from lineardiff.device import PRECISIONS, autocast, ignore_interrupts, iterate, sum_over_processes
+
+__all__ = ["accuracy", "agreement", "paired_difference", "predict"]
 
 _logger = logging.getLogger("lineardiff")
 
@@ -30,26 +33,29 @@ def predict(
     rank: int = 0,
     world_size: int = 1,
 ) -> Iterator[tuple[Tensor, Tensor]]:
-    """Run a classifier over a split, in order and in eval mode; the model gets its old mode back at the end.
+    """Run a classifier over a split, in order and in eval mode; restore the model's mode at the end.
 
     Args:
-        model: (b, C, H, W) images to (b, classes) logits.
-        transform: PIL image to tensor (C, H, W), such as `lineardiff.data.eval_transform(...)`.
-        device: Where to compute; the model is moved there. None: where the model is.
+        model: Maps images (b, C, H, W) to logits (b, classes).
+        split: Images and labels.
+        transform: Maps a PIL image to a tensor (C, H, W), for example `lineardiff.data.eval_transform(...)`.
+        batch_size: Images per forward pass.
+        device: Device to compute on; the model is moved there. None uses the model's device.
         workers: Processes that load images; 0 loads in this one.
-        precision: "no" (that of the model), or autocast to "bf16" or "fp16".
-        progress: Show a bar, if stderr is a terminal.
-        rank, world_size: Take images rank, rank + world_size, ... only.
+        precision: "no" (the model's), or autocast to "bf16" or "fp16".
+        progress: Show a progress bar if stderr is a terminal.
+        rank: First image of this process, which takes images rank, rank + world_size, ...
+        world_size: Number of processes that share the images.
 
     Yields:
-        For each batch the logits (b, classes) in float32 and the labels (b,), on the device. Images that
-        cannot be read (bad_images="skip") are left out.
+        For each batch the logits (b, classes) in float32 and the labels (b,), on the device, without the images that
+        cannot be decoded (bad_images="skip").
 
     Raises:
         ValueError: The model has another number of classes than the split, or the precision is unknown.
     """
     if precision not in PRECISIONS:
-        raise ValueError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}")
+        raise ValueError(f"precision={precision!r}: expected one of {', '.join(PRECISIONS)}.")
     device = torch.device(device) if device is not None else next(model.parameters()).device
     loader: DataLoader = DataLoader(
         Subset(Transformed(split, transform), range(rank, len(split), world_size)),
@@ -69,8 +75,8 @@ def predict(
                 logits = model(images.to(device, non_blocking=True)).float()
             if logits.shape[-1] != len(split.classes):
                 raise ValueError(
-                    f"the model tells {logits.shape[-1]} classes apart, but {split.source} has "
-                    f"{len(split.classes)}; evaluate it on the data it was trained for"
+                    f"the model has {logits.shape[-1]} classes, but {split.source} has {len(split.classes)}; "
+                    "evaluate it on the data it was trained on."
                 )
             yield logits, labels.to(device)
     finally:
@@ -91,17 +97,17 @@ def accuracy(
     rank: int = 0,
     world_size: int = 1,
 ) -> dict[str, float]:
-    """Return top-1 and top-5 accuracy in per cent, mean cross-entropy in nats, and the number of images.
+    """Return top-1 and top-5 accuracy in percent, mean cross-entropy in nats, and the number of images.
 
-    Top-5 is top-k with k = the number of classes if there are fewer than five. Images that cannot be read
-    (bad_images="skip") do not count; the log says how many. The arguments are those of :func:`predict`. With several
-    processes, each of which calls this with its `rank`, the result is that of all images, in every process.
+    Images that cannot be decoded (bad_images="skip") do not count; the log says how many. The arguments are those of
+    :func:`predict`. With several processes, each of which calls this with its `rank`, every process gets the result for
+    all images.
 
     Returns:
-        {"top1", "top5", "loss", "images"}.
+        {"top1", "top5", "loss", "images"}; without "top5" for five classes or fewer, where it is always 100.
 
     Raises:
-        ValueError: As :func:`predict`, or not one image could be read.
+        ValueError: As in :func:`predict`, or no image could be decoded.
     """
     top1 = top5 = images = 0
     loss = 0.0
@@ -126,7 +132,59 @@ def accuracy(
         loss, *counts = sum_over_processes((loss, top1, top5, images))
         top1, top5, images = map(int, counts)
     if images == 0:
-        raise ValueError(f"not one of the {len(split)} {split.split} images of {split.source} can be read")
+        raise ValueError(f"none of the {len(split)} {split.split} images of {split.source} can be decoded.")
     if images < len(split) and rank == 0:
         _logger.warning("%d of %d images were skipped and do not count", len(split) - images, len(split))
-    return {"top1": 100 * top1 / images, "top5": 100 * top5 / images, "loss": loss / images, "images": images}
+    scores = {
+        "top1": 100 * top1 / images,
+        "top5": 100 * top5 / images,
+        "loss": loss / images,
+        "images": images,
+    }
+    if len(split.classes) <= 5:
+        del scores["top5"]
+    return scores
+
+
+def agreement(first_right: Tensor, second_right: Tensor) -> dict[str, int]:
+    """Count images by which models are right.
+
+    Args:
+        first_right: (M,) bool, whether the first model is right about each image.
+        second_right: The same for the second model, in the same order.
+    """
+    return {
+        "both_right": int((first_right & second_right).sum()),
+        "only_first_right": int((first_right & ~second_right).sum()),
+        "only_second_right": int((~first_right & second_right).sum()),
+        "both_wrong": int((~first_right & ~second_right).sum()),
+    }
+
+
+def paired_difference(first_right: Tensor, second_right: Tensor) -> dict[str, float]:
+    """Return the difference in accuracy of two models on the same images, with its uncertainty.
+
+    Standard error and p-value describe the choice of images; images on which the models agree carry no information.
+    Neither says anything about the choice of the seed.
+
+    Args:
+        first_right: (M,) bool, whether the first model is right about each image.
+        second_right: The same for the second model, in the same order.
+
+    Returns:
+        "top1" (second minus first) and "standard_error", both in percentage points, and "p_value" of the exact
+        two-sided McNemar test, in [0, 1].
+    """
+    gain = second_right.double() - first_right.double()
+    wins, losses = int((gain > 0).sum()), int((gain < 0).sum())
+    return {
+        "top1": 100 * float(gain.mean()),
+        "standard_error": 100 * float(gain.std(correction=0)) / math.sqrt(len(gain)),
+        "p_value": _sign_test(wins, losses),
+    }
+
+
+def _sign_test(wins: int, losses: int) -> float:
+    """Return the two-sided p-value of `wins` successes in `wins + losses` fair coin flips."""
+    tail = sum(math.comb(wins + losses, k) for k in range(min(wins, losses) + 1))
+    return min(1.0, 2 * tail / 2 ** (wins + losses))

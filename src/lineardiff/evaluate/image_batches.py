@@ -1,4 +1,4 @@
-"""Images to score as uint8 batches: from a folder, from an npz file in ADM's format, or the embedded ones."""
+"""Images to score as uint8 batches: a folder, an npz file in ADM's format, or the embedded images."""
 
 import math
 import zipfile
@@ -15,8 +15,10 @@ from torchvision.transforms.functional import pil_to_tensor
 
 from lineardiff.data import ImageSplit, center_crop, open_folder, open_images
 from lineardiff.device import ignore_interrupts, iterate
-from lineardiff.evaluate.feature_statistics import npz_names, npz_path
 from lineardiff.evaluate.features import check_images
+from lineardiff.evaluate.frechet import check_npz_path, npz_names
+
+__all__ = ["ImageBatches", "TensorBatches", "open_batches", "save_samples"]
 
 
 class ImageBatches(Protocol):
@@ -31,10 +33,11 @@ class ImageBatches(Protocol):
 
 
 class TensorBatches:
-    """Images (N, 3, H, W), uint8, that are in memory."""
+    """Images (N, 3, H, W), uint8, in memory."""
 
     def __init__(self, images: Tensor, *, batch_size: int = 64, source: str = "tensor") -> None:
-        self._batches = check_images(images).split(batch_size)
+        check_images(images)
+        self._batches = images.split(batch_size)
         self.source, self.images, self.size = source, len(images), (images.shape[2], images.shape[3])
 
     def __iter__(self) -> Iterator[Tensor]:
@@ -47,21 +50,21 @@ def open_batches(
     """Open images to score.
 
     Args:
-        source: "fashion", the embedded training images (10,000; write "./fashion" for a folder of that name);
-            a folder, of which all images count, those of its sub-folders included, in the order of their
-            paths; or an npz file with an array `arr_0` (N, H, W, 3), or (N, H, W) of grey images, uint8.
-        batch_size: Images of one batch.
-        image_size: Cut and resize images to this square as ADM does (:func:`center_crop`); None takes them
-            as they are. Those of an npz file are final.
+        source: "fashion", the embedded training images (10,000; pass "./fashion" for a folder of that name); a folder
+            with all images below it, in the order of their paths, upright; or an npz file with an array `arr_0`
+            (N, H, W, 3), or (N, H, W) for grey images, uint8.
+        batch_size: Images per batch.
+        image_size: Crop and resize images to this square as ADM does (:func:`center_crop`); None does not. Images of an
+            npz file are never resized.
         workers: Processes that load the images of a folder; 0 loads in this one.
 
     Raises:
-        ValueError: The source is missing, empty, damaged or of another layout or type. While iterating: an
-            image cannot be decoded, or has another size than the first one.
+        ValueError: The source is missing, empty, damaged or of another layout or type. During iteration: an image
+            cannot be decoded, or its size differs from that of the first one.
     """
     if batch_size < 1 or (image_size is not None and image_size < 2):
         raise ValueError(
-            f"batch_size={batch_size}, image_size={image_size}: expected at least 1 image and 2 pixels"
+            f"batch_size={batch_size}, image_size={image_size}: expected at least 1 image and 2 pixels."
         )
     path = Path(source).expanduser()
     if source == "fashion":
@@ -70,13 +73,13 @@ def open_batches(
         return _SplitBatches(open_folder(path), batch_size, image_size, workers)
     if not path.exists():
         raise ValueError(
-            f"{source} does not exist; expected a folder of images, an npz file, or 'fashion' (the embedded images)"
+            f"{source} does not exist; expected a folder of images, an npz file, or 'fashion' (the embedded images)."
         )
     batches = _NpzBatches(path, batch_size)
     if image_size is not None and batches.size != (image_size, image_size):
         raise ValueError(
-            f"{path} holds images of {_size(batches.size)} and image_size is {image_size}; images of an npz file "
-            "are not resized: give a folder, or leave image_size out"
+            f"{path} holds images of {_size(batches.size)} and image_size is {image_size}; images of an npz file are "
+            "not resized: pass a folder, or omit image_size."
         )
     return batches
 
@@ -85,9 +88,11 @@ def save_samples(path: str | Path, images: Tensor) -> None:
     """Write images (N, 3, H, W), uint8, as an npz file that ADM's evaluator reads: `arr_0` (N, H, W, 3).
 
     Raises:
-        ValueError: the images have another type or shape, or the path does not end in .npz.
+        ValueError: The images have another type or shape, or the path does not end in .npz.
     """
-    np.savez(npz_path(path), check_images(images).cpu().permute(0, 2, 3, 1).contiguous().numpy())
+    check_npz_path(path)
+    check_images(images)
+    np.savez(path, images.cpu().permute(0, 2, 3, 1).contiguous().numpy())
 
 
 class _SplitPixels(Dataset[Tensor]):
@@ -111,7 +116,7 @@ class _SplitPixels(Dataset[Tensor]):
         if self.size is not None and pixels.shape[-2:] != self.size:
             raise ValueError(
                 f"{self._split.locate(index)} has {_size(pixels.shape[-2:])} pixels, the first image "
-                f"{_size(self.size)}; bring all to one size with image_size (--image-size)"
+                f"{_size(self.size)}; bring all to one size with image_size (--image-size)."
             )
         return pixels
 
@@ -128,13 +133,13 @@ class _SplitBatches:
 
 
 class _NpzBatches:
-    """Reads one batch after the other: 50,000 images of 256 x 256 are 10 GB."""
+    """Images of an npz file, read batch by batch: 50,000 images of 256 x 256 are 10 GB."""
 
     def __init__(self, path: Path, batch_size: int) -> None:
         if "arr_0" not in npz_names(path):
             raise ValueError(
                 f"{path} holds {', '.join(sorted(npz_names(path))) or 'nothing'}; "
-                "expected images, an array arr_0 (N, H, W, 3)"
+                "expected images, an array arr_0 (N, H, W, 3)."
             )
         self.source = str(path)
         self._path, self._batch_size = path, batch_size
@@ -143,10 +148,10 @@ class _NpzBatches:
         if dtype != np.uint8 or fortran or len(shape) not in (3, 4) or (*shape, 1)[3] not in (1, 3):
             raise ValueError(
                 f"arr_0 of {path} is {dtype}{', in Fortran order,' if fortran else ''} of shape {shape}; "
-                "expected uint8 images, 0 to 255, of shape (N, H, W, 3) or grey (N, H, W), in C order"
+                "expected uint8 images, 0 to 255, of shape (N, H, W, 3) or grey (N, H, W), in C order."
             )
         if shape[0] == 0:
-            raise ValueError(f"{path} holds no images")
+            raise ValueError(f"{path} holds no images.")
         self._shape = (*shape, 1)[:4]
         self.images, self.size = shape[0], (shape[1], shape[2])
 
@@ -158,15 +163,15 @@ class _NpzBatches:
                 try:
                     data = file.read(math.prod(shape))
                 except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
-                    raise ValueError(f"{self._path} is damaged: {error}") from error
+                    raise ValueError(f"{self._path} is damaged: {error}.") from error
                 if len(data) < math.prod(shape):
-                    raise ValueError(f"{self._path} is cut short: it ends after image {start}")
+                    raise ValueError(f"{self._path} is truncated: it ends after image {start}.")
                 images = torch.frombuffer(bytearray(data), dtype=torch.uint8).view(shape)
                 yield images.permute(0, 3, 1, 2).expand(-1, 3, -1, -1).contiguous()
 
 
 def _npy_header(file: IO[bytes]) -> tuple[tuple[int, ...], bool, np.dtype]:
-    """Shape, whether in Fortran order, and type of an array; the file stands at its data afterwards."""
+    """Return the shape, Fortran order and type of an array, and position the file at its data."""
     version = np.lib.format.read_magic(file)
     if version == (1, 0):
         return np.lib.format.read_array_header_1_0(file)

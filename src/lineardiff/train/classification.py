@@ -46,6 +46,10 @@ class ClassificationTask:
         check_same_classes(*splits)
         self._splits = splits
         self.classes = splits[0].classes
+        if len(self.classes) < 2:
+            raise ValueError(
+                f"{recipe.data} has one class, {self.classes[0]}; expected at least two to classify."
+            )
         self.train_data = Augmented(
             subset(splits[0], limit=recipe.train_limit, seed=recipe.seed),
             train_transform(
@@ -103,7 +107,10 @@ class ClassificationTask:
         return self._criterion(model(images), targets)
 
     def validate(self, model: nn.Module) -> dict[str, float]:
-        """Return loss (nats), top1 and top5 (per cent) over all validation images, which the processes share."""
+        """Return loss (nats), top1 and, for six classes or more, top5 (percent) over all validation images.
+
+        The processes share the images.
+        """
         state = PartialState()
         metrics = accuracy(
             model,
@@ -121,7 +128,7 @@ class ClassificationTask:
             rank=state.process_index,
             world_size=state.num_processes,
         )
-        return {name: metrics[name] for name in ("loss", "top1", "top5")}
+        return {name: metrics[name] for name in ("loss", "top1", "top5") if name in metrics}
 
     def picture(self, model: nn.Module) -> None:
         """Return None: there is nothing to show."""
