@@ -1,5 +1,8 @@
 """The compiled CPU kernel against the float64 computation of truth.py, with every instruction set of this machine."""
 
+import subprocess
+import sys
+
 import pytest
 import torch
 import truth
@@ -354,6 +357,60 @@ def test_graph_made_without_gradients_says_so_in_backward():
     out = torch.ops.lineardiff.vca_forward(*leaves, *rest, 1e-5, False, [], False)[0]
     with pytest.raises(RuntimeError, match="gradients were off when this graph was made"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("share", [0, 0.00005, 0.001, 0.5, 0.9, 1 - 1e-6])
+def test_a_truncated_library_is_not_loaded(share, tmp_path, monkeypatch):
+    content = cpu.LIBRARY.read_bytes()
+    library = tmp_path / "kernel.so"
+    library.write_bytes(content[: int(share * len(content))])
+    monkeypatch.setattr(cpu, "LIBRARY", library)
+    assert "kernel.so is damaged" in cpu._load()
+
+
+FORWARD_MODE = """
+import sys, torch, lineardiff
+from torch.autograd import forward_ad
+from torch.func import jacfwd, jvp, linearize
+from torch.fx.experimental.proxy_tensor import make_fx
+
+torch.manual_seed(0)
+layer = lineardiff.VisualContrastAttention(8, 1, contrast_grid=(2, 2))
+x, direction = torch.randn(2, 2, 16, 8).unbind(0)
+call = lambda z: layer(z, (4, 4))
+compiled = torch.compile(call, backend="aot_eager")
+
+def dual():
+    with forward_ad.dual_level():
+        return forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, direction))).tangent
+
+ways = {
+    "jvp of compile": lambda: jvp(compiled, (x,), (direction,))[1],
+    "dual numbers through compile": dual,
+    "compile of jacfwd": lambda: torch.einsum(
+        "abcdef,def->abc", torch.compile(jacfwd(call), backend="aot_eager")(x), direction
+    ),
+    "linearize": lambda: linearize(call, x)[1](direction),
+    "make_fx of jvp": lambda: make_fx(lambda a, b: jvp(call, (a,), (b,))[1])(x, direction)(x, direction),
+}
+torch.testing.assert_close(ways[sys.argv[1]](), jvp(call, (x,), (direction,))[1])
+"""
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "jvp of compile",
+        "dual numbers through compile",
+        "compile of jacfwd",
+        "linearize",
+        "make_fx of jvp",
+    ],
+)
+def test_forward_mode_gives_the_tangents_of_eager(way):
+    """In a process each, because some of them used to crash it."""
+    done = subprocess.run([sys.executable, "-c", FORWARD_MODE, way], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
 
 
 def test_library_of_another_version_is_not_used(monkeypatch):

@@ -7,6 +7,7 @@ import torch
 import truth
 
 from lineardiff import visual_contrast_attention as vca
+from lineardiff.ops import portable
 
 BACKENDS = ("reference", "portable")
 SHAPES = (  # B, heads, N, d, n
@@ -137,6 +138,28 @@ def test_large_scores_stay_finite(backend, dtype):
     tensors, scalars = truth.cast(tensors, scalars, dtype)
     out, grads = truth.gradients(vca, tensors, scalars, torch.ones(1, 2, 16, 8), backend=backend)
     assert all(x.isfinite().all() for x in (out, *grads))
+
+
+@pytest.mark.parametrize(
+    ("flags", "limit", "supported", "native"),
+    [
+        ("avx2 avx512f", "", True, False),  # emulated
+        ("avx512f avx512_bf16", "", True, True),
+        ("avx512f avx512_bf16 amx_bf16", "ALL", True, True),
+        ("avx512f avx512_bf16 amx_bf16", "avx512_core", True, False),
+        ("avx512f avx512_bf16", "AVX512_CORE_BF16", True, True),
+        ("avx512f avx512_bf16", "AVX2", False, False),
+        ("avx2 avx_ne_convert", "AVX2_VNNI_2", True, True),
+        ("avx512f avx512_bf16", "AVX2_VNNI_2", True, False),
+    ],
+)
+def test_bfloat16_is_native_only_with_instructions_for_it(flags, limit, supported, native, monkeypatch):
+    monkeypatch.setattr(portable, "_cpu_flags", lambda: frozenset(flags.split()))
+    monkeypatch.setattr(portable.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: supported, raising=False)
+    monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: True)
+    monkeypatch.setenv("ONEDNN_MAX_CPU_ISA", limit)
+    assert (torch.bfloat16 not in portable._slow_on_cpu()) == native
 
 
 def test_autocast_computes_in_its_type_and_keeps_lambdas_and_gains():

@@ -4,6 +4,7 @@ It is one library on PyTorch's stable ABI, which chooses its instruction set at 
 on a machine that cannot run it, `why_not` says so and "auto" takes another backend.
 """
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ def _load() -> str | None:
     if not LIBRARY.exists():
         reason = REASON.read_text("utf-8").strip() if REASON.exists() else "run `make install` in a clone"
         return f"the kernel was not built when lineardiff was installed: {reason}"
+    if _incomplete(LIBRARY):
+        return f"{LIBRARY} is damaged; build it again (`make install` in a clone)"
     try:
         torch.ops.load_library(LIBRARY)
     except OSError as error:
@@ -42,6 +45,25 @@ def _load() -> str | None:
     if not isa():
         return "this CPU has no AVX2"
     return None
+
+
+def _incomplete(library: Path) -> bool:
+    """Return whether the file ends before its ELF segments and section table do: loading it would kill the process.
+
+    A recorded size or hash would not survive `auditwheel repair`, which rewrites the library of a wheel.
+    """
+    content = library.read_bytes()
+    if len(content) < 64 or content[:4] != b"\x7fELF":
+        return True
+    segments, sections = struct.unpack_from("<QQ", content, 32)
+    segment_size, segment_count, section_size, section_count = struct.unpack_from("<4H", content, 54)
+    ends = [segments + segment_size * segment_count, sections + section_size * section_count]
+    if ends[0] > len(content):
+        return True
+    for i in range(segment_count):
+        offset, _, _, size = struct.unpack_from("<4Q", content, segments + i * segment_size + 8)
+        ends.append(offset + size)
+    return max(ends) > len(content)
 
 
 def isa() -> str:
