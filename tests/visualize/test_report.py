@@ -142,9 +142,9 @@ def test_tables_hold_the_results() -> None:
         ],
     ]
     assert tables["comparisons"][1:] == [
-        ["<VCA> against MHSA & conv", "+1.2 ± 0.5", "0.036", "66", "43", "differ"],
-        ["<VCA> against MHSA", "+11.2 ± 0.5", "< 0.001", "66", "43", "differ"],
-        ["MHSA & conv against MHSA", "-0.4 ± 0.5", "0.4", "66", "43", "noise"],
+        ["<VCA> against MHSA & conv", "+1.20 ± 0.50", "0.036", "66", "43", "differ"],
+        ["<VCA> against MHSA", "+11.20 ± 0.50", "< 0.001", "66", "43", "differ"],
+        ["MHSA & conv against MHSA", "-0.40 ± 0.50", "0.4", "66", "43", "noise"],
     ]
     assert tables["agreement"][1:] == [
         ["MHSA & conv right", "1,700", "43"],
@@ -170,7 +170,7 @@ def test_confusion_matrices_are_those_of_the_leading_two() -> None:
 def test_the_finding_says_whether_the_leading_two_differ(p_value: float, noise: bool) -> None:
     given = results(comparisons=[comparison("mhsa_conv", "vca", -0.4, p_value)])
     text = " ".join(page(given).text.split())
-    assert "<VCA> against MHSA & conv: -0.4 points" in text
+    assert "<VCA> against MHSA & conv: -0.40 points" in text
     assert ("within noise. These images do not separate the two." in text) == noise
     assert "One seed per model" in text
     assert "trains at 0.75x and predicts at 0.78x the speed of MHSA & conv" in text

@@ -54,6 +54,7 @@ def plot_curves(runs: Mapping[str, Path], *, dark: bool = False, narrow: bool = 
         )
     _style(loss, "Training loss (bold: smoothed)", "cross-entropy", ink=INK[dark])
     _style(accuracy, "Validation accuracy", "top-1 (%)", ink=INK[dark])
+    loss.legend(frameon=False, labelcolor=INK[dark])
     return figure
 
 
@@ -82,4 +83,3 @@ def _style(axes: Axes, title: str, unit: str, *, ink: str) -> None:
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["bottom", "left"]].set_color(ink)
-    axes.legend(frameon=False, labelcolor=ink)

@@ -69,7 +69,7 @@ def report_html(
     )
     source = files("lineardiff.visualize").joinpath("report.html").read_text("utf-8")
     arms = results["arms"]
-    best = ", ".join(f"{arm['top1']:.1f} % for {arm['label']}" for arm in arms.values())
+    best = ", ".join(f"{arm['top1']:.2f} % for {arm['label']}" for arm in arms.values())
     learning = Picture(
         curves,
         caption="Loss of the training batches (augmented, hence higher than on plain images) and top-1 on the "
@@ -133,8 +133,8 @@ def describe_comparison(results: Mapping[str, Any], comparison: Mapping[str, Any
     first, second = (results["arms"][comparison[key]]["label"] for key in ("first", "second"))
     verdict = "within noise" if comparison["within_noise"] else "more than the choice of images explains"
     return (
-        f"{second} against {first}: {comparison['top1']:+.1f} points of top-1 (standard error "
-        f"{comparison['standard_error']:.1f}, exact McNemar p {_p_value(comparison['p_value'])}), {verdict}."
+        f"{second} against {first}: {comparison['top1']:+.2f} points of top-1 (standard error "
+        f"{comparison['standard_error']:.2f}, exact McNemar p {_p_value(comparison['p_value'])}), {verdict}."
     )
 
 
