@@ -47,7 +47,8 @@ docs: .venv/installed-test
 	@# torch first, and no isolation: the CPU kernel is compiled against the torch that is installed
 	@$(INSTALL) torch 'setuptools>=77'
 	@$(INSTALL) --no-build-isolation --editable '.[$*]'
-	@test ! -f $(KERNEL).txt || echo "No CPU kernel: $$(cat $(KERNEL).txt). Mend that, touch setup.py and run make again."
+	@test ! -f $(KERNEL).txt || echo "No CPU kernel: $$(cat $(KERNEL).txt). Fix that, touch setup.py and run make again."
+	@echo "Installed. To use the lineardiff command, run 'source .venv/bin/activate', or type $(BIN)/lineardiff."
 	@touch $@
 
 # One wheel for every Python and every torch since 2.10. Its manylinux tag follows from the compiler and the C library

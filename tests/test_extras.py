@@ -2,9 +2,11 @@
 
 import importlib.metadata
 import os
+import re
 import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -79,3 +81,10 @@ def test_the_exception_names_the_package():
     assert isinstance(error, MissingExtra)
     assert error.name == "diffusers"
     assert str(error).startswith("diffusers is not installed; run: ")
+
+
+@pytest.mark.parametrize("pattern", ["README.md", "CONTRIBUTING.md", "docs/**/*.md", "src/**/*.py"])
+def test_no_page_or_message_installs_from_an_index_that_does_not_have_lineardiff(pattern):
+    root = Path(__file__).parents[1]
+    for file in root.glob(pattern):
+        assert not re.findall(r"pip install [^\n`]*[\"' ]lineardiff\b.*", file.read_text()), file

@@ -1,6 +1,6 @@
 """Optional dependencies: the command that installs those of an extra.
 
-lineardiff is on no package index, so `pip install lineardiff[train]` cannot work. The requirements of an extra are on
+lineardiff is on no package index, so its extras cannot be installed by name. The requirements of an extra are on
 one, whether lineardiff was installed from a clone or from a wheel: they are read from its own metadata.
 """
 
