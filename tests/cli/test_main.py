@@ -28,7 +28,7 @@ def test_an_unknown_recipe_ends_the_process_with_2_and_one_line() -> None:
     assert err == "lineardiff: error: there is no recipe 'demmo'; did you mean demo?\n"
 
 
-def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> None:
+def test_ctrl_c_ends_with_130_and_the_same_command_resumes(tmp_path: Path) -> None:
     words = ["train", *TINY, "--epochs", "100", "--train-limit", "800", "--validation-limit", "8"]
     words += ["--log-every", "1", "--output", "run"]
     process = start(*words, cwd=tmp_path)
@@ -40,7 +40,7 @@ def test_ctrl_c_ends_with_130_and_the_same_command_goes_on(tmp_path: Path) -> No
     _, err = process.communicate(timeout=120)
     assert process.returncode == 130, err
     assert "lineardiff: interrupted; " in err.splitlines()[-1]
-    assert "repeat the command to go on from run" in err.splitlines()[-1]
+    assert "rerun the command to resume run" in err.splitlines()[-1]
     assert "Traceback" not in err
     assert len(list((tmp_path / "run" / "checkpoints").glob("step-*"))) == 1
 
