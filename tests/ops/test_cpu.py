@@ -369,7 +369,7 @@ def test_a_truncated_library_is_not_loaded(share, tmp_path, monkeypatch):
 
 
 FORWARD_MODE = """
-import sys, torch, lineardiff
+import sys, torch, lineardiff, lineardiff.ops
 from torch.autograd import forward_ad
 from torch.func import jacfwd, jvp, linearize
 from torch.fx.experimental.proxy_tensor import make_fx
@@ -384,7 +384,24 @@ def dual():
     with forward_ad.dual_level():
         return forward_ad.unpack_dual(compiled(forward_ad.make_dual(x, direction))).tangent
 
+weight, bias, tokens = torch.randn(8, 1, 3, 3), torch.randn(8), torch.randn(2, 1, 1, 4, 8)
+numbers = {"lambdas": torch.tensor([0.3, 0.4]).unbind(), "gains": torch.ones(2, 8).unbind(), "lambda_inits": (0.2, 0.2)}
+
+def conv(z):
+    return lineardiff.ops.add_value_conv(z, z, weight, bias, feat_size=(4, 4), overwrite=False)
+
+def op(z):
+    return lineardiff.visual_contrast_attention(z, z, z, *tokens, **numbers)
+
+def compile_of_jvp(function):
+    z = torch.randn(1, 1, 16, 8), torch.randn(1, 1, 16, 8)  # PyTorch itself fails when these are views
+    tangent = lambda a, b: jvp(function, (a,), (b,))[1]
+    torch.testing.assert_close(torch.compile(tangent, backend="aot_eager")(*z), tangent(*z))
+    return jvp(call, (x,), (direction,))[1]
+
 ways = {
+    "compile of jvp over the op": lambda: compile_of_jvp(op),
+    "compile of jvp over the convolution": lambda: compile_of_jvp(conv),
     "jvp of compile": lambda: jvp(compiled, (x,), (direction,))[1],
     "dual numbers through compile": dual,
     "compile of jacfwd": lambda: torch.einsum(
@@ -400,6 +417,8 @@ torch.testing.assert_close(ways[sys.argv[1]](), jvp(call, (x,), (direction,))[1]
 @pytest.mark.parametrize(
     "way",
     [
+        "compile of jvp over the op",
+        "compile of jvp over the convolution",
         "jvp of compile",
         "dual numbers through compile",
         "compile of jacfwd",
