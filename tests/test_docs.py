@@ -1,7 +1,8 @@
-"""The code blocks of README and docs run; their commands exist."""
+"""The code blocks, commands, links and names of the pages are right."""
 
 import re
 import shlex
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -9,7 +10,7 @@ import pytest
 from lineardiff.cli import COMMANDS
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.M | re.S)
 
 
@@ -41,3 +42,21 @@ def test_links_between_pages_lead_somewhere():
         for target in re.findall(r"\]\(([^)#]+)", page.read_text("utf-8")):
             if not re.match(r"https?://|mailto:", target):
                 assert (page.parent / target).exists(), f"{page.name}: {target}"
+
+
+def test_api_page_names_what_exists():
+    for section in (ROOT / "docs" / "api.md").read_text("utf-8").split("\n::: ")[1:]:
+        module = import_module(section.split()[0])
+        missing = [name for name in re.findall(r"^ +- (\w+)$", section, re.M) if not hasattr(module, name)]
+        assert not missing, f"{module.__name__}: {missing}"
+
+
+def test_design_page_has_the_floors_that_import_linter_checks():
+    contracts = (ROOT / "pyproject.toml").read_text("utf-8").split("\nlayers = [")[1].split("]")[0]
+    floors = [set(re.findall(r"\w+", line)) for line in contracts.strip().splitlines()][::-1]
+    written = [set() for _ in floors]
+    for floor, names in re.findall(
+        r"^\| (\d) \| (.*?) \|", (ROOT / "docs" / "design.md").read_text("utf-8"), re.M
+    ):
+        written[int(floor)] |= set(re.findall(r"\w+", names))
+    assert written == floors
