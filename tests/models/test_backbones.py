@@ -200,7 +200,7 @@ def test_bad_images_name_the_stage_and_the_mend(name):
     with pytest.raises(ValueError, match="multiples of"):
         model.forward_intermediates(images(64, 66))
     grids = ((9, 9), None, None, None)
-    message = r"Stage 1 pools into a 9 x 9 contrast grid, but of images of 64 x 32 pixels it sees only 16 x 8 tokens"
+    message = r"Stage 1 .* 9 x 9 contrast grid.* 16 x 8 tokens.* 64 x 32 pixels"
     names = ("vca", OWN[name], OWN[name], OWN[name])
     model = small(name, attention=names, contrast_grids=grids)
     with pytest.raises(ValueError, match=message + r".*contrast_grids=\(\(9, 8\), None, None, None\)"):
@@ -229,7 +229,7 @@ def test_bad_stages_name_the_stage_and_the_mend():
             {"attention": 3, "contrast_grids": None},
             "attention=3 must be one name, or one for each of the 4 stages",
         ),
-        ({"depths": (1, 1, 1)}, r"Each stage needs a value of each option.*\{'depths': 3, 'num_heads': 4\}"),
+        ({"depths": (1, 1, 1)}, r"\{'depths': 3, 'num_heads': 4\}"),
         ({"img_size": (64,)}, r"img_size=\(64,\) must be one side or"),
         ({"img_size": 0}, "img_size=0 must be one side"),
         ({"attn_drop_rate": 0.1}, "attn_drop=0.1"),

@@ -178,7 +178,7 @@ def test_bad_options_say_what_to_do():
         ({"attention": ("vca", "mhsa")}, "2 names for 3 blocks"),
         ({"attn_layer": "diff"}, "choose the attention with attention="),
         ({"patch_drop_rate": 0.5}, "patch_drop_rate=0.5 removes tokens"),
-        ({"qk_norm": True}, "qk_norm=True is not available"),
+        ({"qk_norm": True}, "qk_norm=True"),
         ({"attn_drop_rate": 0.1}, "attn_drop=0.1"),
         ({"depth": 0}, "depth=0 must be an integer of at least 1"),
         ({"depth": float("nan")}, "depth=nan must be"),

@@ -350,7 +350,7 @@ def test_callbacks_and_the_progress_bar(capsys: pytest.CaptureFixture[str]) -> N
         ({"class_labels": []}, "one label per image"),
         ({"method": "ddim"}, "unknown method of flow 'ddim'; choose from 'ode-heun'"),
         ({"num_inference_steps": 0}, "num_inference_steps=0"),
-        ({"method": "ode-dopri5", "num_inference_steps": 3}, "dopri5 chooses"),
+        ({"method": "ode-dopri5", "num_inference_steps": 3}, "dopri5 is adaptive"),
         ({"output_type": "jpg"}, "unknown output_type 'jpg'"),
         ({"latents": torch.zeros(1, 4, 8, 8)}, r"shape \(1, 4, 8, 8\); expected \(2, 1, 8, 8\)"),
         ({"generator": [torch.Generator()]}, "1 generators for 2 images"),

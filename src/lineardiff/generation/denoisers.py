@@ -128,7 +128,7 @@ def draw(noise: Noise, step: int, like: Tensor) -> Tensor:
 
 
 def check_start(x: Tensor) -> None:
-    """Check the initial state of a sampler, whose dtype is that of all its computations.
+    """Check the initial state of a sampler, which also sets the dtype of its computations.
 
     Raises:
         ValueError: `x` is not float32 or float64 of shape (B, C, H, W).
@@ -145,7 +145,7 @@ def check_name(kind: str, given: object, allowed: tuple[object, ...]) -> None:
     """Check that `given` is one of the allowed names.
 
     Raises:
-        ValueError: It is not; the message lists the names.
+        ValueError: `given` is unknown; the message lists the names.
     """
     if given not in allowed:
         raise ValueError(f"unknown {kind} {given!r}; choose from {', '.join(map(repr, allowed))}.")

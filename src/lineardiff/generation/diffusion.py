@@ -21,7 +21,7 @@ Variance = Literal["learned_range", "fixed_small", "fixed_large"]
 
 
 class Posterior(NamedTuple):
-    """A Gaussian over x_{t-1}: mean (B, C, H, W); the others broadcast with it."""
+    """A Gaussian over x_{t-1}: mean (B, C, H, W), variance and log-variance that broadcast with it."""
 
     mean: Tensor
     variance: Tensor
@@ -163,7 +163,7 @@ class GaussianDiffusion:
             t: Steps of this chain, (B,) int64.
 
         Raises:
-            ValueError: t is not (B,) int64, or the output does not have 2C channels ("learned_range") or C (others).
+            ValueError: t is not (B,) int64, or the output does not have 2C channels ("learned_range") or C (otherwise).
         """
         return self._read(self._evaluate(denoiser, x, t), x, t)
 

@@ -31,9 +31,9 @@ class Interpolant:
         weighting: Weighting of the loss of a score or noise prediction: "none", "velocity" (proportional to the loss
             of the implied velocity) or "likelihood".
         train_eps: Distance kept from the ends of [0, 1] in training. Defaults to the authors' choice: 1e-5 on the
-            VP path; on the others 1e-3 for score and noise and 0 for velocity.
+            VP path; on other paths 1e-3 for score and noise and 0 for velocity.
         sample_eps: Distance kept from the ends of [0, 1] in sampling. Defaults to the authors' choice: 1e-3 on the VP
-            path and for score and noise, 0 for velocity on the others, except where an SDE needs more
+            path and for score and noise, 0 for velocity on other paths, except where an SDE needs more
             (see :meth:`sample_interval`).
 
     On the VP path the distances apply to t = 1 only, as nothing is singular at t = 0.
@@ -193,7 +193,7 @@ class Interpolant:
         """
         check_name("diffusion form", form, get_args(DiffusionForm))
         if not 0 <= norm < math.inf:
-            raise ValueError(f"norm={norm}; expected a number of at least 0, as a diffusion is not negative.")
+            raise ValueError(f"norm={norm}; expected a number of at least 0.")
         if form == "constant":
             return torch.full_like(t, norm)
         if form == "sbdm":

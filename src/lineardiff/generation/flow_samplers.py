@@ -40,7 +40,7 @@ def sample_ode(
 ) -> Tensor:
     """Sample with the probability-flow ODE.
 
-    With "dopri5" a sample depends, within the tolerances, on the others in its batch. Choose another method where
+    With "dopri5" a sample depends, within the tolerances, on the rest of its batch. Choose another method where
     results must not depend on the batch.
 
     Args:
@@ -49,7 +49,7 @@ def sample_ode(
         x: Noise (B, C, H, W), float32 or float64; data if `reverse` is set.
         method, num_steps, atol, rtol, callback: As in :func:`solve_ode`. The authors' `num_steps` counts grid points,
             one more than the steps counted here.
-        reverse: Whether to go from data to noise.
+        reverse: Whether to integrate from data to noise.
 
     Returns:
         Samples (B, C, H, W) at the last time of the interpolant's interval; noise if `reverse` is set.
@@ -186,7 +186,7 @@ def solve_ode(
 ) -> State:
     """Integrate an ordinary differential equation and return the final state.
 
-    dopri5 accepts a step by the error over all of the state, so its steps and, within the tolerances, its results
+    dopri5 accepts a step by the error over the entire state, so its steps and, within the tolerances, its results
     depend on the samples integrated together. Its last step runs past the end and the state is interpolated, so the
     derivative must be finite there. The other methods treat each sample independently.
 
@@ -215,9 +215,7 @@ def solve_ode(
         raise missing_extra("generate", package="torchdiffeq") from error
     check_name("ODE method", method, get_args(OdeMethod))
     if method == "dopri5" and num_steps is not None:
-        raise ValueError(
-            f"num_steps={num_steps}, but dopri5 chooses its own steps; set atol and rtol instead."
-        )
+        raise ValueError(f"num_steps={num_steps}, but dopri5 is adaptive; set atol and rtol instead.")
     num_steps = 50 if num_steps is None else num_steps
     check_integer("num_steps", num_steps)
     check_number("atol", atol)

@@ -40,7 +40,7 @@ def log_likelihood(
         x: Data (B, C, H, W), float32 or float64, taken to be at the last time of the interpolant's interval.
         probe: Signs -1 and 1 of shape (B, C, H, W), or a generator to draw them from.
         method, num_steps, atol, rtol, callback: As in :func:`solve_ode`. With "dopri5" the value of a sample depends,
-            within the tolerances, on the others in its batch.
+            within the tolerances, on the rest of its batch.
 
     Returns:
         log p(x) in nats, (B,), and the noise to which the ODE takes x, (B, C, H, W).

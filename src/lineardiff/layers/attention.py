@@ -20,7 +20,7 @@ Pool = Callable[[Tensor, tuple[int, int], tuple[int, int]], Tensor]
 
 
 class StageNorm(nn.RMSNorm):
-    """Hold the gain of a stage's RMSNorm, which the op computes together with the stage."""
+    """Gain of an RMSNorm that the op computes together with its attention."""
 
     def forward(self) -> Tensor:  # type: ignore[override]
         """Return the gain. Calling the module, rather than reading the parameter, runs hooks that move weights."""
@@ -36,8 +36,8 @@ class VisualContrastAttention(nn.Module):
 
     Parameters are named as in timm's `Attention` where they mean the same (`qkv`, `proj`), so pretrained weights
     load. `pos_embed_pos` and `pos_embed_neg` (n, dim) are the contrast embeddings e+ and e-, `lambda1_*` and
-    `lambda2_*` (head_dim) the vectors of l1 and l2, `norm1` and `norm2` the RMSNorms of the two stages, and `conv`
-    the depth-wise convolution.
+    `lambda2_*` (head_dim) the vectors of l1 and l2, `norm1` and `norm2` the RMSNorms of the global contrast and of the
+    patch-wise attention, and `conv` the depth-wise convolution.
 
     Args:
         dim: Number of channels C.
@@ -51,10 +51,10 @@ class VisualContrastAttention(nn.Module):
         conv: Add a depth-wise 3x3 convolution of V on the grid.
         tokens: Source of the contrast tokens: "pool+embed" (the paper), "embed" (learned, the same for every
             image) or "pool" (both streams are the pooled queries).
-        global_contrast: First stage: "differential" (the paper), "plain" (one stream, no lambda, no norm) or
+        global_contrast: Global contrast: "differential" (the paper), "plain" (one stream, no lambda, no norm) or
             "halves" (the language form of differential attention).
-        patchwise: Second stage, with the same choices.
-        softmax: Softmax of the second stage: "separate" (the paper's two) or "joint" (one over the 2n tokens).
+        patchwise: Patch-wise attention, with the same choices.
+        softmax: Softmax of the patch-wise attention: "separate" (the paper's two) or "joint" (one over the 2n tokens).
         pool: Pooling of the queries: "avg", or a function like :func:`lineardiff.ops.pool_grid`,
             (B, H*W, C), (H, W), (h, w) -> (B, h*w, C).
         device: Device of the parameters.
@@ -62,7 +62,7 @@ class VisualContrastAttention(nn.Module):
 
     Shape:
         - Input: (B, P + H*W, C), where the P prefix tokens (class token, registers) come first.
-        - Output: the same.
+        - Output: (B, P + H*W, C).
 
     Raises:
         ValueError: An option does not fit.
@@ -103,7 +103,7 @@ class VisualContrastAttention(nn.Module):
             )
         head_dim = dim // num_heads
         if "halves" in (global_contrast, patchwise) and head_dim % 2:
-            raise ValueError(f"A 'halves' stage needs an even head dimension; dim / num_heads is {head_dim}.")
+            raise ValueError(f"'halves' needs an even head dimension; dim / num_heads is {head_dim}.")
         factory: dict[str, Any] = {"device": device, "dtype": dtype}
 
         self.dim = dim
@@ -124,8 +124,8 @@ class VisualContrastAttention(nn.Module):
         self.pos_embed_pos = nn.Parameter(torch.empty(n, dim, **factory)) if embed else None
         self.pos_embed_neg = nn.Parameter(torch.empty(n, dim, **factory)) if embed and contrast else None
 
-        def vector(stage: str) -> nn.Parameter | None:
-            return None if stage == "plain" else nn.Parameter(torch.empty(head_dim, **factory))
+        def vector(form: str) -> nn.Parameter | None:
+            return None if form == "plain" else nn.Parameter(torch.empty(head_dim, **factory))
 
         self.lambda1_q1, self.lambda1_k1, self.lambda1_q2, self.lambda1_k2 = (
             vector(global_contrast) for _ in range(4)
@@ -172,15 +172,15 @@ class VisualContrastAttention(nn.Module):
     @torch.jit.ignore
     @torch.no_grad()
     def attention_maps(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> tuple[Tensor, Tensor]:
-        """Return the maps of both stages, for figures; computed by the reference backend without gradients.
+        """Return the maps for figures, computed by the reference backend without gradients.
 
         Args:
             x: Tokens (B, P + H*W, C).
             feat_size: Grid (H, W) of the tokens. Default: `grid_size`.
 
         Returns:
-            The contrast map v^ (B, heads, n, head_dim) of the first stage, and the signed attention A
-            (B, heads, P + H*W, n) of the second.
+            The contrast map v^ (B, heads, n, head_dim) of the global contrast, and the signed attention A
+            (B, heads, P + H*W, n) of the patch-wise attention.
 
         Raises:
             ValueError: As for :meth:`forward`.
@@ -228,7 +228,7 @@ class VisualContrastAttention(nn.Module):
         return H, W
 
     def _inputs(self, x: Tensor, feat_size: tuple[int, int]) -> Inputs:
-        """Project x and form the contrast tokens: everything the op receives."""
+        """Project x, form the contrast tokens and return all inputs of the op."""
         B, N, _ = x.shape
         q, k, v = self.qkv(x).view(B, N, 3, self.dim).unbind(2)
         pos, neg, pool = self._contrast_tokens(q, feat_size)
@@ -255,7 +255,7 @@ class VisualContrastAttention(nn.Module):
     def _contrast_tokens(
         self, q: Tensor, feat_size: tuple[int, int]
     ) -> tuple[Tensor, Tensor | None, tuple[int, int, int, int] | None]:
-        """Return t+ = t~ + e+ and t- = t~ + e-, (B, n, C), or e+, e- and the pooling that the op does."""
+        """Return t+ = t~ + e+ and t- = t~ + e-, (B, n, C), or e+, e- and the pooling left to the op."""
         B, N, _ = q.shape
         e_pos, e_neg = self.pos_embed_pos, self.pos_embed_neg
         H, W = feat_size
@@ -285,7 +285,7 @@ class VisualContrastAttention(nn.Module):
         q2: Tensor | None,
         k2: Tensor | None,
     ) -> Tensor | None:
-        """Return l = exp(lq1 . lk1) - exp(lq2 . lk2) + l_init in at least float32, or None for a plain stage."""
+        """Return l = exp(lq1 . lk1) - exp(lq2 . lk2) + l_init in at least float32, or None if plain."""
         if q1 is None or k1 is None or q2 is None or k2 is None:
             return None
         dtype = torch.promote_types(q1.dtype, torch.float32)

@@ -75,7 +75,7 @@ class AgentAttention(VisualContrastAttention):
     """Agent attention (Han et al., ECCV 2024, https://arxiv.org/abs/2312.08874).
 
     Pooled queries ("agents") attend to all keys, then every query attends to the agents: Visual-Contrast Attention
-    with one stream in both stages and without embeddings, lambdas and norms. The position biases of the original,
+    with a single stream and without embeddings, lambdas and norms. The position biases of the original,
     which fix the image size, are left out.
 
     Args:
@@ -91,7 +91,7 @@ class AgentAttention(VisualContrastAttention):
 class DifferentialAttention(DiffAttention):
     """timm's differential attention (Ye et al., ICLR 2025, https://arxiv.org/abs/2410.05258).
 
-    It needs no grid and accepts `feat_size` so that every attention is called alike. TorchScript cannot compile it.
+    `feat_size` is accepted for a uniform interface and ignored. TorchScript cannot compile this class.
     """
 
     def forward(self, x: Tensor, feat_size: tuple[int, int] | None = None) -> Tensor:

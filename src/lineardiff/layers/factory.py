@@ -1,4 +1,4 @@
-"""Every attention of this library by name, built and called alike."""
+"""Build any attention of this library by name, with one interface."""
 
 import logging
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class AttentionOptions:
 
     @classmethod
     def pop_from(cls, kwargs: dict[str, Any]) -> "AttentionOptions":
-        """Build the options from those of the keyword arguments of a model that are theirs, and remove these."""
+        """Remove these options from a model's keyword arguments and return them."""
         return cls(**{field.name: kwargs.pop(field.name) for field in fields(cls) if field.name in kwargs})
 
     def given(self) -> dict[str, Any]:
@@ -116,8 +116,7 @@ def create_attention(
             "diff" (differential attention) or "agent" (agent attention).
         dim: Number of channels C.
         num_heads: Number of heads.
-        options: Options of :class:`VisualContrastAttention`. Those that the attention does not have are ignored,
-            which is logged once.
+        options: Options of :class:`VisualContrastAttention`; those an attention lacks are ignored and logged once.
         depth: Index of the block, from 0 ("vca" and "diff").
         attn_drop: Dropout of the attention map ("mhsa", "mhsa_conv" and "diff").
         **common: qkv_bias, proj_bias, proj_drop, device and dtype.

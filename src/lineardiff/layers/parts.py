@@ -1,4 +1,4 @@
-"""Parts shared by the attention layers: the convolution of the values, and contrast embeddings resized."""
+"""Parts shared by the attention layers: the convolution of the values and the resizing of contrast embeddings."""
 
 import torch
 from timm.layers import resample_abs_pos_embed

@@ -1,4 +1,4 @@
-"""The pre-norm transformer block of the classifiers, around an attention that knows the grid of its tokens."""
+"""The pre-norm transformer block of the classifiers, around an attention that takes the grid of its tokens."""
 
 from typing import Any
 
@@ -71,7 +71,7 @@ class Block(nn.Module):
 
 
 class MapBlock(Block):
-    """The block as timm's Swin calls its own: on a feature map of any size."""
+    """The block with the interface of timm's Swin blocks: on a feature map of any size."""
 
     def forward(self, x: Tensor) -> Tensor:  # type: ignore[override]
         """Map (B, H, W, C) to (B, H, W, C)."""

@@ -138,9 +138,9 @@ class DiT(ModelMixin, ConfigMixin):
         class_dropout_prob: Probability that a label is replaced by the null label in training; 0 builds a network
             without a null label.
         learn_sigma: Compute 2 C channels: the prediction, then the variance.
-        return_sigma: Return all of them (DiT); False returns the first C, and the others stay unused (SiT).
-        attention: "mhsa" (the authors'), "vca", "mhsa_conv", "diff" or "agent", one name for all blocks or one for
-            each.
+        return_sigma: Return all of them (DiT); False returns only the first C (SiT).
+        attention: "mhsa" (as the authors), "vca", "mhsa_conv", "diff" or "agent"; one name for all blocks, or one per
+            block.
         contrast_grid: Contrast grid (h, w) of the attention. Default: half of the grid of patches per side, at most
             8 x 8.
         tokens, global_contrast, patchwise, softmax, conv: Options of :class:`lineardiff.VisualContrastAttention`;
@@ -185,14 +185,10 @@ class DiT(ModelMixin, ConfigMixin):
         mlp_norm_eps: float = 1e-6,
     ) -> None:
         super().__init__()
-        sides = {
-            "in_channels": in_channels,
-            "depth": depth,
-            "num_classes": num_classes,
-            "patch_size": patch_size,
-        }
-        for name, value in sides.items():
-            check_integer(name, value)
+        check_integer("in_channels", in_channels)
+        check_integer("depth", depth)
+        check_integer("num_classes", num_classes)
+        check_integer("patch_size", patch_size)
         check_heads(dim, num_heads)
         if dim % 4:
             raise ValueError(f"dim={dim} must be a multiple of 4, because of the position table.")
@@ -241,7 +237,7 @@ class DiT(ModelMixin, ConfigMixin):
     def initialize_weights(self) -> None:
         """Initialise as the authors do: linear layers Xavier-uniform, embeddings N(0, 0.02), modulation and output 0.
 
-        What an attention adds (e+ and e-, lambdas, norms, convolution) keeps the rule of its layer.
+        The parameters that only an attention has (e+ and e-, lambdas, norms, convolution) keep its initialisation.
         """
         for module in self.modules():
             if isinstance(module, nn.Linear):
@@ -276,7 +272,7 @@ class DiT(ModelMixin, ConfigMixin):
             sample: Noisy latents (B, C, H, W).
             timestep: Timesteps (B,), used as given: 0 to 999 for DiT, 0 to 1 for SiT.
             class_labels: Integers (B,) from 0 to `num_classes`, the null label.
-            force_drop_ids: Mask (B,) of the labels to drop, instead of at random and in evaluation mode too.
+            force_drop_ids: Mask (B,) of the labels to drop, in any mode. Default: random in training, else none.
             return_dict: Return a :class:`DiTOutput` instead of a tuple.
 
         Raises:
@@ -296,7 +292,7 @@ class DiT(ModelMixin, ConfigMixin):
         return DiTOutput(sample=output) if return_dict else (output,)
 
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights for latents of any size as this model takes them: with its own position table."""
+        """Return the weights with the position table replaced by this model's, so that they fit its latents."""
         if any(name.startswith("transformer_blocks.") for name in state_dict):
             raise ValueError(
                 "These weights are in diffusers' layout; convert the model with from_diffusers()."

@@ -45,7 +45,7 @@ def create_dit(
         sample_size: Size of the latents: one side (an eighth of the image's with Stable Diffusion's VAE), or
             (height, width).
         num_classes: Number of classes.
-        attention: Attention of all blocks, or of each. Default: the name's.
+        attention: Attention of all blocks, or one per block. Default: given by the name.
         **config: Further arguments of :class:`lineardiff.models.dit.DiT`.
 
     Raises:

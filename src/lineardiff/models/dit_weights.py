@@ -41,7 +41,7 @@ _CONDITION = {
 
 
 def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
-    """Read a checkpoint of DiT's or SiT's authors; of a training checkpoint, the moving average ("ema").
+    """Read a checkpoint of DiT's or SiT's authors; from a training checkpoint, the moving average ("ema").
 
     Args:
         path: A .pt file (read without unpickling code) or a .safetensors file.
@@ -78,11 +78,11 @@ def read_checkpoint(path: str | Path) -> dict[str, Tensor]:
 def load_dit(model: DiT, weights: str | Path | Mapping[str, Tensor]) -> LoadReport:
     """Load the authors' weights, or those of another network of this library, into a DiT or SiT.
 
-    A network with Visual-Contrast Attention takes everything but its VCA terms from a baseline, so it is ready for
-    training; it does not generate yet.
+    From a baseline, a network with Visual-Contrast Attention takes everything but its VCA terms. It must be trained
+    before it can generate.
 
     Args:
-        model: Network, changed in place; its latents may have another size than those of the weights.
+        model: Network, changed in place; the size of its latents may differ from that of the weights.
         weights: A state dict, or a path that :func:`read_checkpoint` accepts.
 
     Returns:
@@ -125,7 +125,7 @@ def resize_dit(
 def from_diffusers(model: "DiTTransformer2DModel") -> DiT:
     """Convert a diffusers DiT to a DiT of this library with the same outputs.
 
-    Its timestep frequencies and the epsilon of its second layer norm, which differ from the authors', are kept as
+    diffusers' timestep frequencies and epsilon of the second layer norm, which differ from the authors', are kept as
     `frequency_shift` and `mlp_norm_eps`.
 
     Raises:
@@ -171,11 +171,11 @@ def from_diffusers(model: "DiTTransformer2DModel") -> DiT:
 def to_diffusers(model: DiT) -> "DiTTransformer2DModel":
     """Convert a DiT with self-attention to a diffusers DiT with the same outputs in evaluation mode.
 
-    diffusers cannot save the authors' timestep frequencies (`frequency_shift=0`): once saved and loaded, the model
-    uses its own, which are up to 7 % lower, and its outputs differ slightly. A warning is logged.
+    diffusers cannot save the authors' timestep frequencies (`frequency_shift=0`): a saved and
+    reloaded model uses diffusers' frequencies, up to 7 % lower, and its outputs differ slightly. A warning is logged.
 
     Raises:
-        ValueError: diffusers has no such model.
+        ValueError: The model has no counterpart in diffusers.
     """
     from diffusers import DiTTransformer2DModel
 
@@ -216,7 +216,7 @@ def to_diffusers(model: DiT) -> "DiTTransformer2DModel":
 
 
 def _filled(model: Any, weights: Mapping[str, Tensor], *, like: Any) -> Any:
-    """Load copies of the weights into a model, and give it the device, type and mode of another."""
+    """Load copies of the weights into a model, with the device, dtype and mode of `like`."""
     copies = {name: value.to(like.device, like.dtype, copy=True) for name, value in weights.items()}
     model.to(like.device).load_state_dict(copies, assign=True)
     return model.train(like.training)

@@ -1,4 +1,4 @@
-"""What PVT and CSwin share: four stages of a convolutional patch embedding and blocks, with timm's interface."""
+"""Base of PVT and CSwin: stages of a convolutional patch embedding and blocks, with timm's interface."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -124,10 +124,10 @@ def resize_positions(positions: Tensor, grid: Grid, *, old_grid: Grid, prefix_to
 
 
 class PyramidTransformer(nn.Module):
-    """The features of a hierarchical vision transformer; subclasses add the head.
+    """Base of hierarchical vision transformers; subclasses add the head.
 
     Args:
-        stages: First to last, each halving the previous map.
+        stages: Stages from first to last, each halving the previous map.
         geometry: Patches and contrast grids of the stages.
         img_size: Size (height, width) that the model is built for.
         in_chans: Channels of the images.
@@ -250,7 +250,7 @@ class PyramidTransformer(nn.Module):
             ValueError: `output_fmt` is not "NCHW", or the images do not fit the stages needed.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt={output_fmt!r} is not available here; use 'NCHW'.")
+            raise ValueError(f"output_fmt={output_fmt!r} is not supported; use 'NCHW'.")
         take_indices, max_index = feature_take_indices(len(self.stages), indices)
         check_image(
             x.shape[2], x.shape[3], self.geometry.first(max_index + 1 if stop_early else len(self.stages))

@@ -1,4 +1,4 @@
-"""What the classifiers share with timm's registry: their configurations and their builder."""
+"""Configurations and builder of the classifiers in timm's registry."""
 
 from typing import Any
 

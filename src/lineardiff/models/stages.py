@@ -1,4 +1,4 @@
-"""The stages of the hierarchical backbones PVT, Swin and CSwin: what they are built from, and the grids they see."""
+"""Options, grids and checks of the stages of the hierarchical backbones PVT, Swin and CSwin."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -31,10 +31,10 @@ CONTRAST_GRIDS: tuple[Grid, ...] = ((3, 3), (4, 4), (7, 7), (7, 7))
 
 @dataclass(frozen=True)
 class StageOptions:
-    """What the blocks of one stage are built from.
+    """Options of the blocks of one stage.
 
     Attributes:
-        attention: Name of the attention: one of :func:`lineardiff.layers.list_attentions`, or the host's own.
+        attention: Name of the attention: one of :func:`lineardiff.layers.list_attentions`, or the host's.
         options: Options of the attention.
         dim: Number of channels C.
         num_heads: Number of heads.
@@ -69,7 +69,7 @@ class StageOptions:
         """Build the blocks.
 
         Args:
-            host_attention: Builds the host's own attention, as `host_attention(dim, num_heads, **arguments)`.
+            host_attention: Builds the host's attention, as `host_attention(dim, num_heads, **arguments)`.
             block_class: Class of the blocks.
         """
         factory: dict[str, Any] = {"device": self.device, "dtype": self.dtype, "proj_drop": self.proj_drop}
@@ -116,7 +116,7 @@ def stage_options(
         contrast_grids: Contrast grid (h, w) of each stage, None for a stage without contrast tokens. Default: the
             paper's.
         options: Options of the attentions of all stages.
-        host: Name of the host's own attention.
+        host: Name of the host's attention.
         dims: Number of channels of each stage.
         depths: Number of blocks of each stage.
         num_heads: Number of heads of each stage.
@@ -170,11 +170,11 @@ def check_depths(*, depths: Sequence[object], **per_stage: Sequence[object]) -> 
     """Check that every stage has at least one block and a value of every option.
 
     Raises:
-        ValueError: It does not; the message gives the lengths.
+        ValueError: The lengths differ, or a depth is not a positive integer.
     """
     lengths = {name: len(values) for name, values in {"depths": depths, **per_stage}.items()}
     if len(set(lengths.values())) != 1:
-        raise ValueError(f"Each stage needs a value of each option, but their numbers differ: {lengths}.")
+        raise ValueError(f"Every option needs one value per stage, but the lengths differ: {lengths}.")
     for index, depth in enumerate(depths):
         check_integer(f"depths[{index}]", depth)
 
@@ -194,7 +194,7 @@ class Geometry(NamedTuple):
 
     @classmethod
     def of(cls, stages: Sequence[StageOptions], patch_size: int, *, pads: bool) -> "Geometry":
-        """Return the geometry of stages of which the first merges `patch_size` pixels and the others 2 patches."""
+        """Return the geometry of stages that merge `patch_size` pixels (first stage) or 2 patches per side."""
         check_integer("patch_size", patch_size)
         grids = tuple(s.options.contrast_grid if pools_queries(s.attention) else None for s in stages)
         return cls((patch_size, *(2,) * (len(stages) - 1)), pads, grids)
@@ -244,8 +244,8 @@ def check_image(height: int, width: int, geometry: Geometry) -> None:
                 for p, grid in zip(geometry.contrast_grids, grids, strict=True)
             )
             raise ValueError(
-                f"Stage {index + 1} pools into a {pooled[0]} x {pooled[1]} contrast grid, but of images of "
-                f"{height} x {width} pixels it sees only {H} x {W} tokens; use larger images, or build the model "
+                f"Stage {index + 1} pools into a {pooled[0]} x {pooled[1]} contrast grid, but has only {H} x {W} "
+                f"tokens for images of {height} x {width} pixels; use larger images, or build the model "
                 f"with contrast_grids={fitting}."
             )
 

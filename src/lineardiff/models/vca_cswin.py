@@ -160,7 +160,7 @@ class CSWinTransformer(PyramidTransformer):
         proj_drop_rate: Dropout after projections.
         attn_drop_rate: Dropout of the attention maps.
         drop_path_rate: Stochastic depth of the last block.
-        norm_layer: All norms.
+        norm_layer: Class of all norms.
         device: Device of the parameters.
         dtype: Type of the parameters.
         **options: `tokens`, `global_contrast`, `patchwise`, `softmax`, `conv` and `pool` of
@@ -263,7 +263,7 @@ class CSWinTransformer(PyramidTransformer):
 
     @torch.jit.ignore
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights under this library's names instead of the authors'."""
+        """Rename the authors' weights to this library's names."""
         return {authors_key(key): value for key, value in state_dict.items()}
 
     def _features(self, tokens: Tensor, feat_size: tuple[int, int]) -> Tensor:

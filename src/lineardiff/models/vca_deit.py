@@ -45,7 +45,7 @@ def _block(
     unavailable = {"qk_norm": qk_norm, "scale_attn_norm": scale_attn_norm, "scale_mlp_norm": scale_mlp_norm}
     for name, value in unavailable.items():
         if value:
-            raise ValueError(f"{name}=True is not available in the vca_deit models; leave it False.")
+            raise ValueError(f"{name}=True is not supported by the vca_deit models; leave it False.")
     factory: dict[str, Any] = {"device": device, "dtype": dtype, "proj_drop": proj_drop}
     attn = create_attention(
         attention[depth],
@@ -63,10 +63,10 @@ def _block(
 
 @torch.fx.wrap
 def check_no_mask(attn_mask: Tensor | None, is_causal: bool) -> None:
-    """Check that an argument of timm's ViTs that these models do not support has its default.
+    """Check that the masks of timm's ViTs, which these models do not support, have their defaults.
 
     Raises:
-        ValueError: It does not.
+        ValueError: An argument was set.
     """
     if attn_mask is not None or is_causal:
         raise ValueError(
@@ -76,7 +76,7 @@ def check_no_mask(attn_mask: Tensor | None, is_causal: bool) -> None:
 
 
 class VCAVisionTransformer(VisionTransformer):
-    """timm's VisionTransformer, whose blocks know the grid of their tokens.
+    """timm's VisionTransformer, whose blocks take the grid of their tokens.
 
     Args:
         attention: "vca", "mhsa", "mhsa_conv", "diff" or "agent", one name for all blocks or one for each.
@@ -210,7 +210,7 @@ class VCAVisionTransformer(VisionTransformer):
 
 
 class VCAVisionTransformerDistilled(VCAVisionTransformer, VisionTransformerDistilled):
-    """With DeiT's distillation token: two prefix tokens and two heads."""
+    """:class:`VCAVisionTransformer` with DeiT's distillation token: two prefix tokens and two heads."""
 
 
 def _create(variant: str, pretrained: bool, *, distilled: bool = False, **kwargs: Any) -> nn.Module:

@@ -219,11 +219,11 @@ class PyramidVisionTransformer(PyramidTransformer):
     def _check_global_pool(self, global_pool: str) -> None:
         known = ("token", "avg", "") if self.num_prefix_tokens else ("avg", "")
         if global_pool not in known:
-            raise ValueError(f"global_pool={global_pool!r} is unknown here; choose one of {known}.")
+            raise ValueError(f"global_pool={global_pool!r} is unknown; choose one of {known}.")
 
     @torch.jit.ignore
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Return weights as this model takes them.
+        """Convert weights to the names and shapes of this model.
 
         The authors' names become this library's, q and kv become qkv where a stage has another attention, and
         positions of another number of tokens, which must be of square images, are interpolated.

@@ -36,7 +36,7 @@ class VCASwinTransformer(SwinTransformer):
             one for each.
         contrast_grids: Contrast grid (h, w) of each stage, None for a stage without contrast tokens. Default: the
             paper's 9, 16 and 49 contrast tokens (and 49 in stage 4 where it pools).
-        strict_img_size: Refuse images of other sizes than `img_size`.
+        strict_img_size: Reject images of other sizes than `img_size`.
         img_size, patch_size, in_chans, num_classes, global_pool, embed_dim, depths, num_heads, window_size,
             always_partition, mlp_ratio, qkv_bias, drop_rate, proj_drop_rate, attn_drop_rate, drop_path_rate,
             norm_layer, weight_init, device, dtype: As in timm's SwinTransformer.
@@ -154,8 +154,8 @@ class VCASwinTransformer(SwinTransformer):
 
     @torch.jit.ignore
     def filter_checkpoint(self, state_dict: dict[str, Tensor]) -> dict[str, Tensor]:
-        """timm's filter for Swin checkpoints (the authors' names, other windows and patches), which must not look
-        for windows in stages that have none."""
+        """Apply timm's filter for Swin checkpoints (the authors' names, other windows and patches), without looking
+        for windows in stages without them."""
         bias = "relative_position_bias_table"
         modules = dict(self.named_modules())
         windows = {
@@ -192,7 +192,7 @@ class VCASwinTransformer(SwinTransformer):
             ValueError: `output_fmt` is not "NCHW", or the images do not fit the stages needed.
         """
         if output_fmt != "NCHW":
-            raise ValueError(f"output_fmt={output_fmt!r} is not available here; use 'NCHW'.")
+            raise ValueError(f"output_fmt={output_fmt!r} is not supported; use 'NCHW'.")
         last = feature_take_indices(len(self.layers), indices)[1]
         check_image(x.shape[2], x.shape[3], self.geometry.first(last + 1 if stop_early else len(self.layers)))
         return super().forward_intermediates(

@@ -26,9 +26,9 @@ class LoadReport:
 
     Attributes:
         loaded: Parameters that hold the given weights.
-        resized: Those of them that were resampled to fit, such as position embeddings.
+        resized: Loaded parameters that were resampled to fit, such as position embeddings.
         vca_terms: Parameters of Visual-Contrast Attention that keep their initial values.
-        classifier: Parameters of the classifier that keep their initial values, its number of classes being another.
+        classifier: Parameters of the classifier that keep their initial values because the number of classes differs.
         unused: Given weights that match no parameter.
     """
 
@@ -55,7 +55,7 @@ class LoadReport:
 def load_baseline(model: nn.Module, weights: str | Path | Mapping[str, Tensor]) -> LoadReport:
     """Load the weights of a baseline into a model with Visual-Contrast Attention.
 
-    Everything but the VCA terms is loaded, so the model is ready for fine-tuning; it does not classify yet.
+    Everything but the VCA terms is loaded, so the model must be fine-tuned before it can classify.
 
     Args:
         model: A model of this library, changed in place; also one built with `features_only=True`.
@@ -138,7 +138,7 @@ def vca_terms_without_decay(model: nn.Module) -> set[str]:
 
 
 def checkpoint_filter_fn(state_dict: Mapping[str, Tensor], model: nn.Module) -> dict[str, Tensor]:
-    """Return the weights of a checkpoint as a model of this library takes them.
+    """Convert the weights of a checkpoint to the names and shapes of a model of this library.
 
     The model's `filter_checkpoint` renames the authors' names and resizes positions; contrast embeddings of another,
     square contrast grid are resized here. timm calls this for pretrained weights.
@@ -165,7 +165,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
         path: Weights nested under "state_dict", "model" or, if alone, "state_dict_ema" are found.
 
     Raises:
-        ValueError: The file is damaged or holds something else than tensors.
+        ValueError: The file is damaged or holds anything but tensors.
     """
     try:
         given = dict(load_state_dict(str(path), use_ema=False, weights_only=True))

@@ -48,7 +48,7 @@ class LatentSpace:
         """Return the latent space of an autoencoder.
 
         Raises:
-            ValueError: Its config has an invalid value, or normalises each channel by its own mean and deviation.
+            ValueError: The config has an invalid value, or a separate normalisation for each channel.
         """
         config = vae.config
         for name in ("latents_mean", "latents_std"):
@@ -81,7 +81,7 @@ class LatentSpace:
         """Check that an autoencoder has this latent space.
 
         Raises:
-            ValueError: It has another one; the message names the values that differ.
+            ValueError: They differ; the message names the values.
         """
         ours, theirs = vars(self), vars(other)
         differ = [
@@ -114,7 +114,7 @@ def encode_moments(vae: "AutoencoderKL", images: Tensor) -> Tensor:
 
     Returns:
         Moments (B, 2, 2C, h, w) in the autoencoder's dtype: [:, 0] of the images, [:, 1] of their mirror images. The
-        first C channels hold the mean and the others the log-variance, neither scaled nor clamped.
+        first C channels hold the mean and the last C the log-variance, neither scaled nor clamped.
     """
     pixels = images.to(vae.device, vae.dtype) / 127.5 - 1
     both = torch.stack([pixels, pixels.flip(3)], dim=1).flatten(0, 1)

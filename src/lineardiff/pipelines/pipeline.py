@@ -121,7 +121,7 @@ class LinearDiffPipeline(DiffusionPipeline):
         """Download a repository of the Hugging Face hub into the cache and return its folder.
 
         Called by :meth:`from_pretrained`. Overridden because diffusers refuses repositories whose transformer is not
-        one of its own classes.
+        a diffusers class.
         """
         names = ("cache_dir", "force_download", "local_files_only", "token", "revision")
         options = {name: kwargs[name] for name in names if kwargs.get(name) is not None}
@@ -166,8 +166,8 @@ class LinearDiffPipeline(DiffusionPipeline):
             guidance_interval: (lowest, highest) time at which to guide, in the network's times: 0 (images) to 999
                 (noise) for diffusion, 0 (noise) to 1 (images) for flow.
             num_inference_steps: By default 250 for "ddpm" and "sde-...", and 50 for other methods and for schedulers.
-                "ode-heun", "ode-midpoint" and "sde-heun" evaluate the network twice per step. "ode-dopri5" chooses
-                its own steps.
+                "ode-heun", "ode-midpoint" and "sde-heun" evaluate the network twice per step. "ode-dopri5" is
+                adaptive.
             method: "ddpm", "ddim" or "ddim-inverse" for diffusion (see :func:`sample_diffusion`); "ode-euler",
                 "ode-midpoint", "ode-heun", "ode-dopri5", "sde-euler" or "sde-heun" for flow (see :func:`sample_ode`
                 and :func:`sample_sde`; the SDEs use the diffusion "sigma" and the last step "mean", as in the SiT
@@ -175,7 +175,7 @@ class LinearDiffPipeline(DiffusionPipeline):
                 "ddim-inverse" takes clean images or latents as `latents` and returns noise.
             eta: Noise of "ddim", from 0 (none) to 1.
             generator: Generator of the noise, by default torch's global one. A list has one per image and makes each
-                image independent of the others in its batch, except with "ode-dopri5", whose steps depend on the
+                image independent of the rest of its batch, except with "ode-dopri5", whose steps depend on the
                 batch.
             latents: Noise (B, C, H, W) to start from, by default drawn from the generator.
             output_type: "pil"; "np" (B, H, W, C) or "pt" (B, C, H, W), in [0, 1]; or "latent", (B, C, H, W) as
@@ -316,8 +316,8 @@ class LinearDiffPipeline(DiffusionPipeline):
         classes = self.transformer.config.num_classes
         labels = []
         for label in given:
-            whole = isinstance(label, Integral) and not isinstance(label, bool)
-            known = int(label) if whole else names.get(label, -1) if isinstance(label, str) else -1
+            integer = isinstance(label, Integral) and not isinstance(label, bool)
+            known = int(label) if integer else names.get(label, -1) if isinstance(label, str) else -1
             if not 0 <= known < classes:
                 few = ", ".join(map(repr, list(names)[:5])) + (", ..." if len(names) > 5 else "")
                 raise ValueError(
@@ -342,9 +342,9 @@ class LinearDiffPipeline(DiffusionPipeline):
         return latents.to(device, torch.promote_types(latents.dtype, torch.float32))
 
     def _predict(self, x: Tensor, t: Tensor, labels: Tensor) -> Tensor:
-        answer = self.transformer(x.to(self.transformer.dtype), t, labels, return_dict=False)[0].to(x.dtype)
+        output = self.transformer(x.to(self.transformer.dtype), t, labels, return_dict=False)[0].to(x.dtype)
         # a flow has no variance to learn
-        return answer[:, : x.shape[1]] if self.config.objective == "flow" else answer
+        return output[:, : x.shape[1]] if self.config.objective == "flow" else output
 
     def _sample_flow(
         self,
@@ -382,7 +382,7 @@ class LinearDiffPipeline(DiffusionPipeline):
         return sample_sde(interpolant, timed, x, noise=noise, diffusion_form="sigma", **options)
 
     def _latent_space(self) -> LatentSpace | None:
-        """Return the latent space of the VAE, after checking that it is the one of the network."""
+        """Return the latent space of the VAE, after checking that it matches the network's."""
         stored = self.config.latent_space
         trained = None if stored is None else LatentSpace.read(stored, source="latent_space")
         if self.vae is None:

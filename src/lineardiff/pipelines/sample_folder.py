@@ -1,4 +1,4 @@
-"""Folders of generated images, of which image i is a function of (seed, i)."""
+"""Folders of generated images; image i is a function of (seed, i)."""
 
 import zipfile
 from collections.abc import Callable, Sequence
@@ -111,7 +111,7 @@ def write_npz(path: Path, folder: Path, plan: Plan) -> None:
 
 
 def write_grid(path: Path, folder: Path, plan: Plan) -> None:
-    """Write the first images as one picture of at most 8 rows, with a column per class for up to 16 cycled classes."""
+    """Write the first images as a grid of at most 8 rows, with a column per class for up to 16 cycled classes."""
     columns = len(plan.classes) if plan.cycle and 1 < len(plan.classes) <= 16 else 8
     shown = range(min(plan.num, columns * GRID_ROWS))
     images = torch.stack([pil_to_tensor(_read(folder, index)) for index in shown])

@@ -49,12 +49,12 @@ def check_scheduler(scheduler: Any, *, flow: bool, clips: bool, learned_variance
         learned_variance: Whether the denoiser's output has 2C channels.
 
     Raises:
-        ValueError: It does not; the message names the option.
+        ValueError: It follows another process; the message names the option.
     """
     name, config = type(scheduler).__name__, scheduler.config
     if flow != is_flow_scheduler(scheduler) or name not in CHECKED[flow]:
         raise ValueError(
-            f"{name} does not sample {'flow' if flow else 'diffusion'} models here; use one of "
+            f"{name} does not sample {'flow' if flow else 'diffusion'} models correctly; use one of "
             f"{', '.join(CHECKED[flow])}."
         )
     for option in ["invert_sigmas", "use_dynamic_shifting"] if flow else ["use_flow_sigmas"]:
@@ -101,7 +101,7 @@ def sample_diffusion(
 
     The steps are those of the DiT authors' code, ``diffusion.respaced(num_steps)``. No timestep_spacing of diffusers'
     schedulers gives them to DDIM, which takes the previous timestep to be 1000 // num_steps earlier. The scheduler
-    therefore runs over the respaced chain as a training chain of its own, given by its betas, and the denoiser receives
+    therefore runs over the respaced chain as if it were a training chain with its betas, and the denoiser receives
     the timesteps of the real one.
 
     Sources: Ho et al., arXiv 2006.11239, algorithm 2; Song et al., "Denoising Diffusion Implicit Models", arXiv

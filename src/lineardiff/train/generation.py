@@ -1,4 +1,4 @@
-"""The objective "make images of a class": DiT and SiT on latents or pixels, their loss, samples, a pipeline."""
+"""Class-conditional generation as a training task: DiT and SiT on latents or pixels."""
 
 import shutil
 from dataclasses import asdict
@@ -40,19 +40,19 @@ _GRID_COLUMNS = 10
 
 
 class GenerationTask:
-    """Class-conditional generation as `train` takes it.
+    """Class-conditional generation, for :func:`lineardiff.train.train`.
 
-    Times, noise, latents drawn from their moments and dropped labels follow from (seed, step, rank), so another number
-    of processes or accumulation steps is another experiment.
+    Times, noise, latents drawn from their moments and dropped labels follow from (seed, step, rank), so results depend
+    on the number of processes and accumulation steps.
 
     Attributes:
-        model: the network with weights drawn from the seed.
-        train_data: images (C, H, W) in [-1, 1], or moments of latents (2C, h, w), with labels.
-        validation: as train_data, without mirroring; where the data are latents, some of train_data.
-        classes: the class names; a label is an index into them.
+        model: Network with weights drawn from the seed.
+        train_data: Images (C, H, W) in [-1, 1], or moments of latents (2C, h, w), with labels.
+        validation: As `train_data`, without mirroring; for latents, a part of `train_data`.
+        classes: Class names; a label is an index into them.
 
     Raises:
-        ValueError: data or model of the recipe do not exist or do not fit together.
+        ValueError: The recipe's data or model does not exist, or they do not fit together.
         ImportError: diffusers is not installed.
     """
 
@@ -68,7 +68,7 @@ class GenerationTask:
         else:
             self._open_pixels()
         self.model = self._build_model()
-        # loaded now rather than when first needed, which may be days later
+        # fail now rather than at the first validation, which may be days later
         self._vae = load_vae(recipe.vae) if recipe.vae is not None else None
         if self._vae is not None and isinstance(self.train_data, Latents):
             written_by = self.train_data.settings.get("fingerprint_of_vae")
@@ -94,9 +94,9 @@ class GenerationTask:
         return data_record(**self._sources)
 
     def loss(self, model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
-        """Mean loss of images (B, C, H, W) or moments (B, 2C, H, W) and labels (B,), at random times and noise."""
+        """Return the mean loss of images (B, C, H, W) or moments (B, 2C, H, W) at random times, given labels (B,)."""
         data, labels = batch
-        # the global CPU generator is the one that the loop seeds for this update and this process
+        # the loop seeds the global CPU generator for this update and this process
         generator = torch.Generator(data.device).manual_seed(int(torch.randint(2**62, ())))
         x, t, noise = self._draw(data, generator)
         losses = self._objective.training_losses(_bind(model, labels), x, t, noise)
@@ -122,8 +122,9 @@ class GenerationTask:
         return {name: total / len(self._fixed[0]) for name, total in sums.items()}
 
     def picture(self, model: nn.Module) -> Tensor | None:
-        """Samples of the classes in turn, from noise that is the same at every call; classes are columns where
-        there are ten.
+        """Return a grid of samples that cycle through the classes, from the same noise at every call, or None.
+
+        With ten classes each column is a class.
         """
         recipe = self.recipe
         if not recipe.grid_images or (recipe.space == "latents" and recipe.vae is None):
@@ -148,16 +149,16 @@ class GenerationTask:
         return (grid * 255).round().byte()
 
     def export(self, model: nn.Module, folder: Path) -> None:
-        """Writes `folder/pipeline`, which `LinearDiffPipeline.from_pretrained` reads."""
-        whole, unfinished = folder / "pipeline", folder / "pipeline.unfinished"
-        for path in (unfinished, whole):
+        """Write `folder/pipeline`, which `LinearDiffPipeline.from_pretrained` reads."""
+        finished, unfinished = folder / "pipeline", folder / "pipeline.unfinished"
+        for path in (unfinished, finished):
             if path.exists():
                 shutil.rmtree(path)
         self.pipeline(model).save_pretrained(unfinished)
-        unfinished.rename(whole)
+        unfinished.rename(finished)
 
     def pipeline(self, model: nn.Module) -> "LinearDiffPipeline":
-        """The diffusers pipeline of a trained network, with the recipe's autoencoder if it names one."""
+        """Return the diffusers pipeline of a trained network, with the recipe's autoencoder if it names one."""
         from lineardiff.pipelines.pipeline import LinearDiffPipeline
 
         recipe = self.recipe
@@ -173,7 +174,7 @@ class GenerationTask:
         return pipeline.to(next(model.parameters()).device)
 
     def config(self) -> dict[str, Any]:
-        """The network as `create_dit` takes it, and what its samples are."""
+        """Return the arguments of `create_dit` and a description of the samples."""
         recipe = self.recipe
         return {
             "architecture": recipe.model,
@@ -240,20 +241,20 @@ class GenerationTask:
                     recipe.model, **{**recipe.model_kwargs(), **self._shape()}, num_classes=len(self.classes)
                 )
         except TypeError as error:
-            raise recipe.error("model_args", f"{recipe.model} does not take them: {error}") from error
+            raise recipe.error("model_args", f"{recipe.model} does not accept them: {error}.") from error
         if recipe.objective == "flow" and model.out_channels != model.in_channels:
             raise recipe.error(
                 "model",
-                "it predicts a variance, which a flow does not have; use a sit, or objective=diffusion",
+                "it predicts a variance, which a flow does not have; use a SiT, or objective=diffusion.",
             )
         if recipe.grid_images and recipe.grid_guidance != 1 and model.null_label is None:
             raise recipe.error(
-                "grid_guidance", "class_dropout_prob=0 makes a network without guidance; give 1"
+                "grid_guidance", "class_dropout_prob=0 builds a network without guidance; set it to 1."
             )
         return model
 
     def _draw(self, data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-        """Images or latents (B, C, H, W), their times (B,) and noise (B, C, H, W)."""
+        """Return images or latents (B, C, H, W), times (B,) and noise (B, C, H, W)."""
         x = data
         if self._latent_space is not None:
             mean = data[:, : data.shape[1] // 2]
@@ -270,7 +271,7 @@ class GenerationTask:
 
 
 def pixel_transform(*, image_size: int, grey: bool = False, hflip: float = 0.5) -> Transform:
-    """ADM's crop and a random mirroring: an RGB image to (3, image_size, image_size), or 1 channel, in [-1, 1]."""
+    """Build ADM's crop and a random flip: an RGB image to (3, image_size, image_size), or 1 channel, in [-1, 1]."""
     steps = [
         partial(center_crop, image_size=image_size),
         *([transforms.Grayscale()] if grey else []),
@@ -286,5 +287,5 @@ def _normal(like: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _bind(model: nn.Module, labels: Tensor) -> Denoiser:
-    # autocast answers in low precision outside of Accelerate, which prepares the model of training only
+    # outside Accelerate, which wraps only the training model, autocast outputs have low precision
     return lambda x, t: model(x, t, labels, return_dict=False)[0].float()
