@@ -94,7 +94,7 @@ def test_set_input_size_changes_nothing_where_the_size_was_free(name):
     else:
         assert torch.allclose(model(x), before, atol=1e-5)
     too_small = (
-        r"Stage 4 pools into a 2 x 2 .* sees only 1 x 1" if "pvt" in name else "Stage 1 pools into a 2 x 3"
+        r"Stage 4 pools into a 2 x 2 .* 1 x 1 tokens" if "pvt" in name else "Stage 1 pools into a 2 x 3"
     )
     with pytest.raises(ValueError, match=too_small):
         model.set_input_size((32, 32) if "pvt" in name else (4, 4))

@@ -275,7 +275,7 @@ def test_latents_are_drawn_from_their_moments_and_decoded(tmp_path: Path, vae: s
         ({"model": "vca_sit_m_4"}, r"'vca_sit_m_4'; did you mean vca_sit_"),
         ({"model_args": ("embed_dim=16",)}, r"model_args=\('embed_dim=16',\): .*embed_dim"),
         ({"model": "vca_dit_s_4"}, r"model='vca_dit_s_4': it predicts a variance"),
-        ({"model_args": ("class_dropout_prob=0",)}, r"grid_guidance=2.0: class_dropout_prob=0 makes"),
+        ({"model_args": ("class_dropout_prob=0",)}, r"grid_guidance=2.0: class_dropout_prob=0 "),
         ({"image_size": 30}, r"sample_size=30 must be .*patch_size=4"),
         ({"data": "nowhere"}, r"nowhere"),
     ],
