@@ -99,7 +99,7 @@ def test_two_processes_write_what_one_writes(
             "lineardiff.jobs.join_processes", lambda device, s=state: (s, torch.device("cpu"))
         )
         capsys.readouterr()
-        if rank == 0:  # the main process writes the settings first of all
+        if rank == 0:  # the main process writes the settings first
             shutil.copy(tmp_path / "one" / "settings.json", tmp_path / "two")
         assert main(words(work, tmp_path / "two", "--dtype", "float16")) == 0
         captured = capsys.readouterr()

@@ -1,4 +1,4 @@
-"""The whole command, as a user starts it."""
+"""The command as a user starts it."""
 
 import os
 import signal
@@ -96,7 +96,7 @@ def test_every_command_has_help_and_refuses_what_it_does_not_know(
     ids=" ".join,
 )
 def test_help_and_version_import_nothing_heavy(words: list[str]) -> None:
-    """Importing torch takes seconds; help answers before it, although `import lineardiff` needs torch and timm."""
+    """Importing torch takes seconds; help is printed without it, although `import lineardiff` needs torch and timm."""
     heavy = ("torch", "timm", "torchvision", "numpy", "accelerate", "datasets", "diffusers", "matplotlib")
     code = f"import sys; from lineardiff_cli import main; print(main(), [n for n in {heavy} if n in sys.modules])"
     process = subprocess.run(

@@ -62,7 +62,7 @@ def test_kept_features_are_spread_over_the_images(keep: int) -> None:
 
 
 def test_the_floor_is_the_distance_of_two_halves() -> None:
-    # all images of the first half of the order are dark: halves by order, or by parity, would be told apart
+    # all images of the first half of the order are dark: halves by order, or by parity, would differ
     pixels = torch.cat([images(200) // 4, images(201, seed=1)])
     found = extract(TensorBatches(pixels, batch_size=32), ChannelMeans("lite0"), floor=True)
     assert_fits(found.statistics.pool, means(pixels))

@@ -181,7 +181,7 @@ def test_sample_times() -> None:
     assert abs(float(steps.double().mean()) - 499.5) < 5 * 288.7 / 20_000**0.5
 
 
-def test_low_precision_answers_are_read_in_float32() -> None:
+def test_low_precision_outputs_are_read_in_float32() -> None:
     diffusion, x0, noise = GaussianDiffusion(), normal(4, 1, 4, 4).float(), normal(4, 1, 4, 4, seed=1).float()
     losses = diffusion.training_losses(lambda x, t: network(x, t).bfloat16(), x0, T, noise)
     assert all(loss.dtype == torch.float32 and loss.isfinite().all() for loss in losses.values())

@@ -13,7 +13,7 @@ from lineardiff.layers import list_attentions
 from lineardiff.models.dit import DiT
 
 
-def test_a_new_network_answers_zero():
+def test_a_new_network_returns_zeros():
     model = DiT(**TINY, attention="vca").eval()
     output = model(*batch()).sample
     assert output.shape == (3, 8, 8, 12)

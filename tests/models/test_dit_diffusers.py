@@ -1,4 +1,4 @@
-"""What diffusers checks of its own models, of ours: with the zero layers woken, so that nothing compares 0 with 0."""
+"""The checks that diffusers makes of its models, on ours; the final layers are nonzero so that no test compares zeros."""
 
 import json
 

@@ -29,7 +29,7 @@ def awake(seed=1, **options):
 
 
 def random_diffusers(**options):
-    """A diffusers DiT that answers something, its blocks conditioned alike as the published ones are."""
+    """Return a diffusers DiT with nonzero output whose blocks share their conditioning, as the published ones do."""
     torch.manual_seed(3)
     model = DiTTransformer2DModel(
         **{
@@ -52,7 +52,7 @@ def random_diffusers(**options):
 
 
 @torch.no_grad()
-def answers(model):
+def outputs(model):
     x = torch.randn(4, 4, 8, 8, generator=torch.Generator().manual_seed(0))
     sample = model(x, timestep=TIMES, class_labels=LABELS).sample
     assert sample.abs().mean() > 0.05
@@ -173,24 +173,24 @@ def test_contrast_embeddings_of_a_smooth_pattern_stay_smooth():
     assert grid.mean().item() == pytest.approx(1.0, abs=1e-5)
 
 
-def test_from_diffusers_answers_alike():
+def test_from_diffusers_keeps_the_output():
     theirs = random_diffusers()
     ours = from_diffusers(theirs)
     assert (ours.config.frequency_shift, ours.config.mlp_norm_eps) == (1, 1e-5)
-    assert_close(answers(ours), answers(theirs))
+    assert_close(outputs(ours), outputs(theirs))
     plain = DiT.from_config({**ours.config, "frequency_shift": 0}).eval()
     plain.load_state_dict(ours.state_dict())
-    assert (answers(plain) - answers(theirs)).abs().max() > 0.01  # so the frequencies do matter
-    assert_close(answers(to_diffusers(ours)), answers(theirs))
+    assert (outputs(plain) - outputs(theirs)).abs().max() > 0.01  # so the frequencies do matter
+    assert_close(outputs(to_diffusers(ours)), outputs(theirs))
 
 
 @pytest.mark.parametrize("out_channels", [4, 8])
-def test_to_diffusers_answers_alike_and_comes_back(out_channels, caplog):
+def test_to_diffusers_keeps_the_output_and_converts_back(out_channels, caplog):
     ours = awake(**{**SQUARE, "learn_sigma": out_channels == 8})
     with caplog.at_level(logging.WARNING, logger="lineardiff"):
         theirs = to_diffusers(ours)
     assert "does not save the authors' timestep frequencies" in caplog.text
-    assert_close(answers(theirs), answers(ours))
+    assert_close(outputs(theirs), outputs(ours))
     back = from_diffusers(theirs)
     assert back.config.frequency_shift == 0
     assert back.state_dict().keys() == ours.state_dict().keys()
@@ -204,7 +204,7 @@ def test_what_diffusers_saves_of_a_converted_model(tmp_path, caplog):
     assert caplog.text == ""
     loaded = DiTTransformer2DModel.from_pretrained(tmp_path)
     assert loaded.config.norm_eps == 1e-6
-    assert_close(answers(loaded), answers(ours))
+    assert_close(outputs(loaded), outputs(ours))
 
 
 def test_what_has_no_counterpart_in_diffusers():

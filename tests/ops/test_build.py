@@ -111,7 +111,7 @@ def test_a_build_keeps_the_instruction_sets_apart_and_loads(tmp_path):
     assert found == {}
     assert min(counts.values()) > 0, counts
 
-    # in a process of its own: two libraries cannot define the same ops
+    # in a separate process: two libraries cannot define the same ops
     code = (
         f"import torch; torch.ops.load_library({str(library)!r}); print(torch.ops.lineardiff.kernel_isa(''))"
     )

@@ -41,7 +41,7 @@ def isa(request):
 
 @pytest.fixture(params=[1, 3])
 def threads(request):
-    """One thread works on whole heads, three on chunks of the few heads here."""
+    """One thread computes a head at a time; three split the few heads here into chunks."""
     before = torch.get_num_threads()
     torch.set_num_threads(request.param)
     yield request.param

@@ -117,7 +117,7 @@ def test_a_missing_element_is_found(build, sanitizers):
 
 @pytest.mark.skipif(shutil.which("valgrind") is None, reason="valgrind is not installed")
 def test_valgrind_finds_nothing(build):
-    """valgrind also sees what undefined memory decides or becomes of an output. It knows AVX2, not AVX-512."""
+    """valgrind also detects branches and outputs that depend on uninitialised memory. It supports AVX2, not AVX-512."""
     driver = build("avx2", "-O1")
     status, output = drive("valgrind", "--quiet", "--error-exitcode=9", driver, "avx2", "every=13", "unset")
     assert status == 0, output

@@ -14,7 +14,7 @@ SHAPE = (2, 4, 32, 32)
 
 @pytest.fixture(scope="module", params=["dit", "sit"])
 def recorded(request, parity_data):
-    """The authors' answers, the file's metadata, and our network with the same weights."""
+    """Return the authors' outputs, the file's metadata, and our network with the same weights."""
     file = read(parity_data / f"{request.param}-s-2_256.safetensors")
     model = create_dit(f"{request.param}_s_2").eval()
     model.load_state_dict({**file.weights(), "pos_embed": model.pos_embed})

@@ -44,7 +44,7 @@ def quiet(pipeline: LinearDiffPipeline) -> LinearDiffPipeline:
 
 
 def dit(**config: Any) -> DiT:
-    """A network that answers something, and differs by class."""
+    """Return a network whose output is not zero and depends on the class."""
     torch.manual_seed(0)
     sizes = {"sample_size": 8, "patch_size": 4, "in_channels": 1, "dim": 16, "depth": 1, "num_heads": 2}
     model = DiT(**{**sizes, "num_classes": 3, "learn_sigma": False, **config})

@@ -14,7 +14,7 @@ from lineardiff.train import ClassificationTask
 
 
 class Fixed(nn.Module):
-    """Answers with given logits and keeps the images it was shown."""
+    """Returns given logits and keeps the images it receives."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()

@@ -30,7 +30,7 @@ DIFFUSION = replace(TINY_SIT, name="tiny_dit", objective="diffusion", model="vca
 
 
 class Recorder(nn.Module):
-    """Answers zero, of as many channels as asked for, and keeps what it was given."""
+    """Returns zeros with the given number of channels, and keeps its inputs."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()

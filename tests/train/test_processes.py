@@ -1,4 +1,4 @@
-"""Two processes with half of each batch learn what one process learns with the whole."""
+"""Two processes with half of each batch learn what one process learns with full batches."""
 
 import json
 import sys

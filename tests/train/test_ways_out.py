@@ -153,5 +153,5 @@ if __name__ == "__main__":
     if len(sys.argv) == 2:
         main(Path(sys.argv[1]))
     else:
-        # torchrun starts each process in a session of its own: a signal to the group reaches its loaders too.
+        # torchrun starts each process in a new session, so a signal to the group reaches its loaders too.
         raise SystemExit(train(Path(sys.argv[1]), Path(sys.argv[2]), sys.argv[3], workers=1))

@@ -1,4 +1,4 @@
-"""Floor 4: speed, peak memory and cost of attention, models and generators; one clock, one form of results."""
+"""Speed, peak memory and cost of attention, models and generators; one clock, one form of results."""
 
 from lineardiff.bench.attention import Limits, measure_attention
 from lineardiff.bench.candidates import Candidate, Shape, layer_candidates, op_candidates

@@ -1,4 +1,4 @@
-"""Floor 1: Visual-Contrast Attention as a layer, and the attentions it is compared with."""
+"""Visual-Contrast Attention as a layer, and the attentions it is compared with."""
 
 from lineardiff.layers.attention import VisualContrastAttention
 from lineardiff.layers.baselines import AgentAttention, DifferentialAttention, SelfAttention

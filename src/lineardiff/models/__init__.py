@@ -1,4 +1,4 @@
-"""Floor 3: classifiers, registered with timm on import, and the configurations of DiT and SiT."""
+"""Classifiers, registered with timm on import, and the configurations of DiT and SiT."""
 
 from lineardiff.models import vca_cswin, vca_deit, vca_pvt, vca_swin
 from lineardiff.models.dit_registry import DIT_CONFIGS, create_dit
