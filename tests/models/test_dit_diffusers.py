@@ -1,4 +1,4 @@
-"""The checks that diffusers makes of its models, on ours; the final layers are nonzero so that no test compares zeros."""
+"""The checks that diffusers makes of its models, on ours, with nonzero final layers so that no test compares zeros."""
 
 import json
 
