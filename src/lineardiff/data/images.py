@@ -37,7 +37,7 @@ class ImageReader(Protocol):
     labels: np.ndarray
 
     def read(self, index: int) -> Image.Image | bytes:
-        """Return image `index` as it is stored: an image of any mode, or the content of its file."""
+        """Return image `index` as stored: an image of any mode, or the content of its file."""
 
     def locate(self, index: int) -> str:
         """Return where image `index` is stored, for messages."""
@@ -47,7 +47,7 @@ class ImageSplit(Dataset[tuple[Image.Image, int] | None]):
     """One split of a data source; item i is (upright RGB image, label).
 
     Attributes:
-        source: The data source, as it was given.
+        source: The data source, as given.
         split: "train" or "validation".
         classes: Class names; a label is an index into them.
 

@@ -72,7 +72,7 @@ def write_latents(
     """Encode images and write shards, each file atomically.
 
     Args:
-        split: The images. Those that cannot be decoded are left out if it skips them.
+        split: The images. With bad_images="skip", images that cannot be decoded are omitted.
         folder: An existing folder.
         shards: Indices of the shards to write. Shard s starts at image s * shard_size.
         encode: Function from a batch of transformed images to moments (B, 2, 2C, h, w).
@@ -126,13 +126,13 @@ def shard_count(images: int, *, shard_size: int) -> int:
 
 
 def write_index(split: ImageSplit, folder: Path, *, shards: int, settings: Mapping[str, Any]) -> None:
-    """Complete a folder in which all shards are written. One process calls it.
+    """Write the index, which completes a folder of shards. Call it from one process.
 
     Args:
         split: The encoded images.
         folder: Folder of the shards.
         shards: Number of shards.
-        settings: JSON-serialisable, for readers of the index.
+        settings: JSON-serialisable values stored in the index.
 
     Raises:
         ValueError: A shard is missing or damaged.

@@ -1,4 +1,4 @@
-"""Readers of the images inside the package and of image folders, and the one place that decodes an image."""
+"""Readers of the embedded images and of image folders, and the decoding of images."""
 
 import logging
 import os
@@ -71,7 +71,7 @@ class FolderImages(FlatImages):
     """The images `root/<split>/<class>/*`, where split is the first name of SPLIT_NAMES that exists.
 
     Raises:
-        ValueError: There is no folder of the split, it has no class folders, or one of them holds no images.
+        ValueError: The split has no folder or no class folders, or a class folder holds no images.
     """
 
     def __init__(self, root: Path, split: str) -> None:
@@ -104,14 +104,14 @@ class FolderImages(FlatImages):
 
 
 def is_hidden(name: str) -> bool:
-    """Return whether a file or folder is a system's own: `.ipynb_checkpoints`, macOS's `._*`, a NAS's thumbnails."""
+    """Return whether a name is hidden or a system's: `.ipynb_checkpoints`, macOS's `._*`, a NAS's thumbnails."""
     return name.startswith(".") or name in ("__MACOSX", "@eaDir")
 
 
 def open_rgb(image: Image.Image | bytes) -> Image.Image:
     """Decode an image to 8-bit RGB, turned upright as its EXIF orientation says.
 
-    Transparency is dropped, as timm and torchvision drop it. HEIC needs the package pillow-heif.
+    Transparency is dropped, as in timm and torchvision. HEIC needs the package pillow-heif.
 
     Args:
         image: Content of an image file, or an image of any mode, decoded or not.

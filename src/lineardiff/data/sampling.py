@@ -159,7 +159,7 @@ class Augmented(Dataset[tuple[Tensor, int]]):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[tuple[int, int]]) -> list[tuple[Tensor, int]]:
-        # A batch at once, because saving the states costs 20 times as much as seeding them.
+        # by batch, because saving the states costs 20 times as much as seeding them
         with _random_states_kept():
             return [self._sample(index, seed) for index, seed in keys]
 
@@ -169,7 +169,7 @@ class Augmented(Dataset[tuple[Tensor, int]]):
             if item is not None:
                 random.seed(seed)
                 np.random.seed(seed)
-                # Not torch.manual_seed: that reseeds every accelerator as well, and costs 50 times as much.
+                # torch.manual_seed would also reseed every accelerator, at 50 times the cost
                 torch.default_generator.manual_seed(seed)
                 return self.transform(item[0]), item[1]
         raise ValueError(f"{self.split.source}: none of the {len(self.split)} images can be decoded.")

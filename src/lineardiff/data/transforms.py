@@ -146,7 +146,7 @@ def _operations(transform: transforms.Compose) -> list[AugmentOp]:
 
 
 def _posterize(image: Image.Image, bits: int, **_: object) -> Image.Image:
-    """Posterize as timm does, with Pillow 13 too, which refuses the 0 bits that used to give a black image."""
+    """Posterize as timm does, but return a black image for 0 bits, which Pillow 13 rejects."""
     return posterize(image, bits) if bits > 0 else Image.new(image.mode, image.size)
 
 

@@ -147,7 +147,7 @@ def accuracy(
 
 
 def agreement(first_right: Tensor, second_right: Tensor) -> dict[str, int]:
-    """Count images by which models are right.
+    """Count the images that both, one or neither of two models classify correctly.
 
     Args:
         first_right: (M,) bool, whether the first model is right about each image.

@@ -64,7 +64,7 @@ class InceptionFeatures(FeatureExtractor):
         except ModuleNotFoundError as error:
             raise missing_extra("score", package="torch-fidelity") from error
         state = _download(inception.URL_INCEPTION_V3) if weights is None else _read(Path(weights))
-        # torch-fidelity unpickles its file, so it gets a copy that has passed the safe reader.
+        # torch-fidelity unpickles its file; pass it a copy that was read with weights_only=True
         safe = io.BytesIO()
         torch.save(state, safe)
         safe.seek(0)
@@ -151,7 +151,7 @@ def check_images(images: Tensor) -> None:
 
 def _download(url: str) -> dict[str, Tensor]:
     try:
-        # It announces the download on stdout, which belongs to the results.
+        # torch.hub announces the download on stdout, which is reserved for results
         with contextlib.redirect_stdout(sys.stderr):
             return torch.hub.load_state_dict_from_url(
                 url, map_location="cpu", check_hash=True, weights_only=True

@@ -60,7 +60,7 @@ def extract(
     device: str | torch.device = "cpu",
     progress: bool = False,
 ) -> ImageFeatures:
-    """Run an extractor over images and fit the statistics of all of them, batch by batch.
+    """Extract the features of images batch by batch and fit their statistics.
 
     Args:
         images: Batches to run over.
@@ -82,7 +82,7 @@ def extract(
     in_second = torch.zeros(total, dtype=torch.bool)
     if floor:
         in_second[torch.randperm(total, generator=torch.Generator().manual_seed(0))[: total // 2]] = True
-    # Without a floor all images are in the first half.
+    # without a floor the first half holds all images
     fit, second_half = GaussianFit(extractor.dim), GaussianFit(extractor.dim)
     spatial_fit: GaussianFit | None = None
     pools: list[Tensor] = []
@@ -245,7 +245,7 @@ def precision_recall(
 
     A feature vector is among a set if it lies within the ball around one of the set's vectors whose radius is the
     distance to its `neighbors`-th nearest one in the set. Reference: Kynkaanniemi et al. 2019, https://arxiv.org/abs/1904.06991.
-    ADM computes the distances in float16 where they fit, this function in float32.
+    ADM computes distances in float16 where they fit; this function uses float32.
 
     Args:
         samples: Pool features (N, D).
@@ -278,7 +278,7 @@ def precision_recall(
 
 
 def _radii(vectors: Tensor, neighbors: int, rows: int) -> Tensor:
-    """Return the distance (N,) of each vector to its `neighbors`-th nearest other one; it is itself the nearest."""
+    """Return the distance (N,) of each vector to its `neighbors`-th nearest other vector."""
     return torch.cat(
         [torch.cdist(block, vectors).kthvalue(neighbors + 1).values for block in vectors.split(rows)]
     )

@@ -20,7 +20,7 @@ PATCH_SIZES = (2, 4, 8)
 
 @dataclass(frozen=True, kw_only=True)
 class GenerationRecipe(TrainingRecipe):
-    """The settings of a generation run; the defaults are those that DiT's and SiT's authors share.
+    """The settings of a generation run; the defaults are common to DiT's and SiT's authors.
 
     Raises:
         ValueError: A field has a value that cannot be used; the message names the field and what was expected.

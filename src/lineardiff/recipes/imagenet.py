@@ -21,7 +21,7 @@ Setting = TypeVar("Setting")
 IMAGENET = ClassificationRecipe(
     name="imagenet", data="ILSVRC/imagenet-1k", color_jitter=0.4, precision="bf16", workers=8
 )
-"""Settings that the recipes share, besides the defaults: 300 epochs, RandAugment, Mixup, CutMix, random erasing."""
+"""Settings shared by the recipes, beyond the defaults: 300 epochs, RandAugment, Mixup, CutMix, random erasing."""
 
 # Stochastic depth and maximum gradient norm.
 PVT: Mapping[str, tuple[float, float | None]] = {

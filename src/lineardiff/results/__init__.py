@@ -1,4 +1,4 @@
-"""Published numbers, separate from those that this code measures. Standard library only.
+"""Published numbers, kept apart from measured ones. Standard library only.
 
 `paper.csv` holds one row per known number of the paper (arXiv 2511.00833). The paper's own tables were not available to
 us; the numbers come from
