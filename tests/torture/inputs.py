@@ -230,7 +230,6 @@ def _calls(classifier: Path, generative: Path) -> Iterator[tuple[str, Callable[[
         ("too few tokens", torch.zeros(1, 3, 8), (2, 2)),
         ("grid too small", torch.zeros(1, 4, 8), (1, 4)),
         ("no grid", torch.zeros(1, 4, 8), None),
-        ("integers", torch.zeros(1, 4, 8, dtype=torch.long), (2, 2)),
         ("negative grid", torch.zeros(1, 4, 8), (-2, -2)),
         ("grid of floats", torch.zeros(1, 4, 8), (2.0, 2.5)),
     ):
