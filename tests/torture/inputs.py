@@ -26,18 +26,16 @@ def run(section: Section, folder: Path, seconds: float, rng: random.Random) -> N
     classifier = trained(folder / "classifier", CLASSIFIER)
     generative = trained(folder / "generative", GENERATOR)
     images = _images(folder)
-    api = [(what, call) for what, call in _calls(classifier, generative)]
-    lines = list(_lines(folder, classifier, generative, images))
-    rng.shuffle(lines)
-    for what, call in api:
-        section.must_be_refused(what, in_child(partial(_python, call)))
-    for words, refused in lines:
+    cases = [(what, partial(_python, call), True) for what, call in _calls(classifier, generative)]
+    for words, refused in _lines(folder, classifier, generative, images):
+        cases.append((" ".join(words), partial(command, *words), refused))
+    rng.shuffle(cases)
+    for what, work, refused in cases:
         if time.monotonic() > end:
             section.counts["not reached"] += 1
             continue
-        ending = in_child(partial(command, *words))
         judge = section.must_be_refused if refused else section.must_not_crash
-        judge(" ".join(words), ending)
+        judge(what, in_child(work))
 
 
 def _images(folder: Path) -> Path:
