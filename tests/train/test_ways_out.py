@@ -24,7 +24,7 @@ WAYS = {
     "disk full": (2, "free some space"),
     "Ctrl-C": (130, "rerun the command to resume"),
     "SIGTERM": (130, "rerun the command to resume"),
-    "Ctrl-C twice": (130, "interrupted"),
+    "Ctrl-C twice": (130, "lineardiff: interrupted"),
     "killed loader": (2, "loader process was killed"),
 }
 CASES = [(way, workers) for way in WAYS for workers in WORKERS if workers or way != "killed loader"]
@@ -106,8 +106,8 @@ def train(images: Path, output: Path, way: str, workers: int) -> int:
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))  # a batch is smaller, a checkpoint larger
     if way in ("Ctrl-C", "Ctrl-C twice", "SIGTERM"):
         number = signal.SIGTERM if way == "SIGTERM" else signal.SIGINT
-        at = (3, 4) if way == "Ctrl-C twice" else (3,)
-        ClassificationTask.loss = _counted(ClassificationTask.loss, at, lambda: os.killpg(0, number))  # type: ignore[method-assign]
+        times = 2 if way == "Ctrl-C twice" else 1
+        ClassificationTask.loss = _interrupted(ClassificationTask.loss, number, times=times)  # type: ignore[method-assign]
     if way == "killed loader":
         parent, read = os.getpid(), ImageSplit.__getitem__
 
@@ -120,14 +120,15 @@ def train(images: Path, output: Path, way: str, workers: int) -> int:
     return main(flags)
 
 
-def _counted(method: Callable[..., Any], at: tuple[int, ...], event: Callable[[], object]) -> Any:
+def _interrupted(method: Callable[..., Any], number: signal.Signals, *, times: int) -> Any:
+    """Send the signal to the process group during the third call."""
     calls = 0
 
     def wrapped(*arguments: Any) -> Any:
         nonlocal calls
         calls += 1
-        if calls in at:
-            event()
+        for _ in range(times if calls == 3 else 0):
+            os.killpg(0, number)
         return method(*arguments)
 
     return wrapped
