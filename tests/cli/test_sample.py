@@ -21,10 +21,10 @@ from lineardiff.pipelines.sample_folder import Plan
 
 
 @pytest.fixture(scope="module")
-def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def pipeline_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("run")
     save_pipeline(folder / "pipeline")
-    return folder
+    return folder / "pipeline"
 
 
 def sample(model: Path, output: Path, *words: object) -> dict[str, np.ndarray]:
@@ -42,10 +42,12 @@ def check_equal(found: dict[str, np.ndarray], expected: dict[str, np.ndarray]) -
     assert all(np.abs(found[name].astype(int) - expected[name]).max() <= 1 for name in expected)
 
 
-def test_an_image_is_what_the_pipeline_makes_of_its_class_and_noise(run_folder: Path, tmp_path: Path) -> None:
-    found = sample(run_folder, tmp_path / "a", "--labels", "coat", "0", "--num", "5", "--seed", "3")
+def test_an_image_is_what_the_pipeline_makes_of_its_class_and_noise(
+    pipeline_folder: Path, tmp_path: Path
+) -> None:
+    found = sample(pipeline_folder, tmp_path / "a", "--labels", "coat", "0", "--num", "5", "--seed", "3")
     assert list(found) == [f"{i:06d}.png" for i in range(5)]
-    pipeline = LinearDiffPipeline.from_pretrained(run_folder / "pipeline")
+    pipeline = LinearDiffPipeline.from_pretrained(pipeline_folder)
     plan = Plan(5, [2, 0], cycle=True, seed=3)
     for index, label in enumerate([2, 0, 2, 0, 2]):
         assert plan.label(index) == label
@@ -53,10 +55,10 @@ def test_an_image_is_what_the_pipeline_makes_of_its_class_and_noise(run_folder: 
         assert np.abs(found[f"{index:06d}.png"].astype(int) - np.asarray(image)).max() <= 1
     assert not np.array_equal(found["000000.png"], found["000002.png"])
     # one image of each label, where nothing says how many; numbers and names are the same
-    named = sample(run_folder / "pipeline", tmp_path / "b", "--labels", "2", "boot", "--seed", "3")
+    named = sample(pipeline_folder, tmp_path / "b", "--labels", "2", "boot", "--seed", "3")
     check_equal(named, {name: found[name] for name in list(found)[:2]})
     assert not np.array_equal(
-        sample(run_folder, tmp_path / "c", "--num", 1)["000000.png"], found["000000.png"]
+        sample(pipeline_folder, tmp_path / "c", "--num", 1)["000000.png"], found["000000.png"]
     )
 
 
@@ -71,12 +73,12 @@ def test_classes_and_noise_follow_from_seed_and_index() -> None:
     assert len(firsts) > 5990  # float32 numbers may coincide, seeds do not
 
 
-def test_neither_the_batch_size_nor_the_processes_matter(run_folder: Path, tmp_path: Path) -> None:
+def test_neither_the_batch_size_nor_the_processes_matter(pipeline_folder: Path, tmp_path: Path) -> None:
     words = ["--num-images", "7", "--method", "sde-euler", "--guidance", "2"]
-    one = sample(run_folder, tmp_path / "one", *words, "--batch-size", 7)
-    check_equal(sample(run_folder, tmp_path / "small", *words, "--batch-size", 3), one)
+    one = sample(pipeline_folder, tmp_path / "one", *words, "--batch-size", 7)
+    check_equal(sample(pipeline_folder, tmp_path / "small", *words, "--batch-size", 3), one)
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "lineardiff"]
-    command = ["sample", str(run_folder), "--output", str(tmp_path / "two"), *SETTINGS, *words]
+    command = ["sample", str(pipeline_folder), "--output", str(tmp_path / "two"), *SETTINGS, *words]
     done = subprocess.run(
         [sys.executable, *torchrun, *command, "--npz", str(tmp_path / "two.npz")],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -93,8 +95,16 @@ def test_neither_the_batch_size_nor_the_processes_matter(run_folder: Path, tmp_p
         assert np.array_equal(file["arr_0"][..., 1], np.stack(list(pictures(tmp_path / "two").values())))
 
 
-def test_what_sigkill_left_is_gone_on_with(run_folder: Path, tmp_path: Path) -> None:
-    command = ["sample", str(run_folder), "--output", str(tmp_path / "killed"), *SETTINGS, "--num", "200"]
+def test_what_sigkill_left_is_gone_on_with(pipeline_folder: Path, tmp_path: Path) -> None:
+    command = [
+        "sample",
+        str(pipeline_folder),
+        "--output",
+        str(tmp_path / "killed"),
+        *SETTINGS,
+        "--num",
+        "200",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "lineardiff", *command, "--batch-size", "1"],
         env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -109,14 +119,14 @@ def test_what_sigkill_left_is_gone_on_with(run_folder: Path, tmp_path: Path) -> 
     made = {path: path.stat().st_mtime_ns for path in (tmp_path / "killed").glob("0*[0-9].png")}
     assert 4 <= len(made) < 200
     (tmp_path / "killed" / "000199.unfinished.png").write_bytes(b"killed here")
-    whole = sample(run_folder, tmp_path / "killed", "--num", 200, "--batch-size", 100)
+    whole = sample(pipeline_folder, tmp_path / "killed", "--num", 200, "--batch-size", 100)
     assert all(path.stat().st_mtime_ns == before for path, before in made.items())
-    check_equal(whole, sample(run_folder, tmp_path / "whole", "--num", 200, "--batch-size", 100))
+    check_equal(whole, sample(pipeline_folder, tmp_path / "whole", "--num", 200, "--batch-size", 100))
 
 
-def test_npz_and_grid(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_npz_and_grid(pipeline_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--per-class", "2", "--npz", tmp_path / "new" / "a.npz", "--grid", tmp_path / "grid.png"]
-    found = list(sample(run_folder, tmp_path / "a", *words).values())
+    found = list(sample(pipeline_folder, tmp_path / "a", *words).values())
     captured = capsys.readouterr()
     assert "6/6" in captured.err
     assert "image/s" in captured.err
@@ -145,17 +155,17 @@ def test_latents_need_an_autoencoder(tmp_path: Path, capsys: pytest.CaptureFixtu
 
 
 def test_other_settings_are_refused(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pipeline_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    sample(run_folder, tmp_path / "a", "--num", 2)
-    sample(run_folder, tmp_path / "a", "--num", 2, "--batch-size", 1)
+    sample(pipeline_folder, tmp_path / "a", "--num", 2)
+    sample(pipeline_folder, tmp_path / "a", "--num", 2, "--batch-size", 1)
     save_pipeline(tmp_path / "other", prediction="noise")
     base = ["--output", str(tmp_path / "a"), *SETTINGS]
     for model, words, told in [
-        (run_folder, ["--num", "3"], "num was 2 and is now 3"),
-        (run_folder, ["--num", "2", "--seed", "1"], "seed was 0 and is now 1"),
-        (run_folder, ["--num", "2", "--guidance", "2"], "guidance was 1.0 and is now 2.0"),
-        (run_folder, ["--per-class", "1"], "classes was 'random' and is now [0, 1, 2]"),
+        (pipeline_folder, ["--num", "3"], "num was 2 and is now 3"),
+        (pipeline_folder, ["--num", "2", "--seed", "1"], "seed was 0 and is now 1"),
+        (pipeline_folder, ["--num", "2", "--guidance", "2"], "guidance was 1.0 and is now 2.0"),
+        (pipeline_folder, ["--per-class", "1"], "classes was 'random' and is now [0, 1, 2]"),
         (tmp_path / "other", ["--num", "2"], "weights was "),
     ]:
         capsys.readouterr()
@@ -164,22 +174,22 @@ def test_other_settings_are_refused(
         assert told in err
         assert err.count("\n") == 1
     (tmp_path / "a" / "settings.json").write_text("{")
-    assert main(["sample", str(run_folder), *base, "--num", "2"]) == 2
+    assert main(["sample", str(pipeline_folder), *base, "--num", "2"]) == 2
     assert "settings.json is damaged" in capsys.readouterr().err
 
 
 def test_mistakes_are_one_line_and_exit_code_2(
-    run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    pipeline_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "empty").mkdir()
     (tmp_path / "file").touch()
     save_pipeline(tmp_path / "damaged")
     (weights,) = (tmp_path / "damaged").rglob("*.safetensors")
     weights.write_bytes(weights.read_bytes()[:-10])
-    run = str(run_folder)
+    run = str(pipeline_folder)
     for words, message in [
         ([str(tmp_path / "none")], "does not exist"),
-        ([str(tmp_path / "empty")], "has not finished"),
+        ([str(tmp_path / "empty")], "holds no pipeline"),
         ([str(tmp_path / "damaged")], "cannot be loaded"),
         (["someone/garments"], "the pipeline someone/garments cannot be loaded"),
         ([run, "--vae", "someone/vae"], "the autoencoder someone/vae cannot be loaded"),
@@ -191,7 +201,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([run, "--num", "0"], "--num-images 0; expected at least 1"),
         ([run, "--seed", "-1"], "--seed -1"),
         ([run, "--batch-size", "0"], "--batch-size 0"),
-        ([run, "--guidance", "nan"], "scale=nan"),
+        ([run, "--guidance", "nan"], "--guidance nan"),
         ([run, "--guidance-channels", "0"], "channels=0"),
         ([run, "--guidance-interval", "0.5", "nan"], "interval="),
         ([run, "--steps", "0"], "num_inference_steps=0"),
@@ -218,8 +228,8 @@ def test_mistakes_are_one_line_and_exit_code_2(
     assert not list(tmp_path.glob("b*.npz"))
 
 
-def test_settings_say_what_was_sampled(run_folder: Path, tmp_path: Path) -> None:
-    sample(run_folder, tmp_path / "a", "--labels", "bag", "--guidance-interval", "0.1", "0.9")
+def test_settings_say_what_was_sampled(pipeline_folder: Path, tmp_path: Path) -> None:
+    sample(pipeline_folder, tmp_path / "a", "--labels", "bag", "--guidance-interval", "0.1", "0.9")
     settings = json.loads((tmp_path / "a" / "settings.json").read_text())
     assert settings.pop("weights")
     assert settings == {
@@ -237,12 +247,12 @@ def test_settings_say_what_was_sampled(run_folder: Path, tmp_path: Path) -> None
 
 
 def test_a_missing_package_names_the_extra(
-    run_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    pipeline_folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setitem(sys.modules, "lineardiff.pipelines.pipeline", None)
     monkeypatch.delitem(sys.modules, "lineardiff.pipelines.pipeline")
     monkeypatch.setitem(sys.modules, "diffusers", None)
-    assert main(["sample", str(run_folder), "--output", str(tmp_path / "a")]) == 2
+    assert main(["sample", str(pipeline_folder), "--output", str(tmp_path / "a")]) == 2
     assert "diffusers is not installed; run: " in capsys.readouterr().err
 
 

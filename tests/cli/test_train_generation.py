@@ -53,6 +53,25 @@ def test_a_run_is_trained_continued_and_not_scored_as_a_classifier(
     np.testing.assert_array_equal(images[0], images[1])  # the finished run and its last checkpoint
     assert pipelines[0].config["class_names"] == pipelines[1].config["class_names"]
 
+    drawn = []
+    for path in (output, load_run(output).checkpoints()[-1]):
+        folder = tmp_path / f"samples of {path.name}"
+        sample = [
+            "sample",
+            str(path),
+            "--output",
+            str(folder),
+            "--labels",
+            "3",
+            "--steps",
+            "1",
+            "--device",
+            "cpu",
+        ]
+        assert main(sample) == 0
+        drawn.append((folder / "000000.png").read_bytes())
+    assert drawn[0] == drawn[1]
+
     capsys.readouterr()
     assert main(["evaluate", str(output)]) == 2
     err = capsys.readouterr().err
@@ -82,7 +101,7 @@ def test_a_dry_run_counts_the_network(
         (["--objective", "gan"], "gan"),
         (["--steps", "7"], "steps=7: with epochs=6"),
         (["--model", "vca_sit_s_3"], "did you mean vca_sit_s_"),
-        (["--space", "latents", "--image-size", "32"], "hflip=0.0: latents come as they were written"),
+        (["--space", "latents", "--image-size", "32"], "hflip=0.0: latents are used"),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(

@@ -27,7 +27,7 @@ class Sample:
     """
 
     model: Annotated[tyro.conf.Positional[str], tyro.conf.arg(metavar="MODEL")]
-    """Folder of a finished run or of a saved pipeline, or a name on the Hugging Face hub."""
+    """Folder of a run, one of its checkpoints, folder of a saved pipeline, or a name on the Hugging Face hub."""
     output: Path
     """Output folder for 000000.png, ..., and settings.json."""
     labels: tuple[str, ...] = ()
@@ -74,10 +74,8 @@ def run(words: Sequence[str]) -> None:
     from lineardiff.device import autocast
     from lineardiff.jobs import Job
     from lineardiff.pipelines import sample_folder
-    from lineardiff.pipelines.pretrained import find_pipeline, load_pipeline
 
-    found = find_pipeline(arguments.model)
-    pipeline = load_pipeline(found, vae=arguments.vae)
+    pipeline, found = _open(arguments.model, vae=arguments.vae)
     plan = _plan(arguments, pipeline)
     settings = _settings(arguments, plan, weights=sample_folder.fingerprint_of(found))
     folder = arguments.output
@@ -111,6 +109,19 @@ def run(words: Sequence[str]) -> None:
             write(path, folder, plan)
             written.append(str(path))
     print(f"wrote {', '.join(written)}")
+
+
+def _open(model: str, *, vae: str | None) -> "tuple[LinearDiffPipeline, Path]":
+    """Return the pipeline of a run, of a checkpoint, of a folder or of the hub, and the folder of its weights."""
+    from lineardiff.pipelines.pretrained import find_pipeline, load_pipeline
+    from lineardiff.runs import load_run
+
+    try:
+        run = load_run(model)
+    except ValueError:  # no run
+        found = find_pipeline(model)
+        return load_pipeline(found, vae=vae), found
+    return run.pipeline(vae=vae), run.pipeline_folder
 
 
 def _check(arguments: Sample) -> None:

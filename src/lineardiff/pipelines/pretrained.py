@@ -19,19 +19,18 @@ Loaded = TypeVar("Loaded")
 
 
 def find_pipeline(model: str) -> Path:
-    """Return the folder of a pipeline: of a finished run, of a saved pipeline, or downloaded from the hub.
+    """Return the folder of a saved pipeline, or download it from the hub.
 
     Raises:
         ValueError: There is none.
     """
     path = Path(model).expanduser()
-    for folder in (path / "pipeline", path):
-        if (folder / "model_index.json").is_file():
-            return folder
+    if (path / "model_index.json").is_file():
+        return path
     if path.exists():
         raise ValueError(
-            f"{path} holds no pipeline: it is not a run of a DiT or SiT, or the run has not finished. Resume the run "
-            "with lineardiff train, or pass a folder with model_index.json."
+            f"{path} holds no pipeline; expected the folder of a run of a DiT or SiT, one of its checkpoints, or a "
+            "folder with model_index.json."
         )
     if not HUB_NAME.fullmatch(model):
         raise ValueError(

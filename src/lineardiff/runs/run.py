@@ -200,6 +200,13 @@ class Run:
             class_names=list(config["classes"]),
         )
 
+    @property
+    def pipeline_folder(self) -> Path:
+        """The folder of the files that :meth:`pipeline` reads the weights from."""
+        if self._file is not None:
+            return self._file.parent
+        return self._checkpoint or self.path / _PIPELINE
+
     def curves(self) -> Curves:
         """Return the rows of train.csv and validation.csv; a file that does not exist yet has none.
 
