@@ -305,4 +305,6 @@ STABLE_TORCH_LIBRARY_IMPL(lineardiff, CPU, m) {
   m.impl("add_value_conv_", TORCH_BOX(&lineardiff::add_value_conv_));
   m.impl("value_conv_backward", TORCH_BOX(&lineardiff::value_conv_backward));
 }
-STABLE_TORCH_LIBRARY_IMPL(lineardiff, CompositeExplicitAutograd, m) { m.impl("kernel_isa", TORCH_BOX(&lineardiff::isa)); }
+STABLE_TORCH_LIBRARY_IMPL(lineardiff, CompositeExplicitAutograd, m) {
+  m.impl("kernel_isa", TORCH_BOX(&lineardiff::isa));
+}
