@@ -203,7 +203,7 @@ def test_mistakes_are_one_line_and_exit_code_2(
         ([run, "--batch-size", "0"], "--batch-size 0"),
         ([run, "--guidance", "nan"], "--guidance nan"),
         ([run, "--guidance-channels", "0"], "channels=0"),
-        ([run, "--guidance-interval", "0.5", "nan"], "interval="),
+        ([run, "--guidance-interval", "0.5", "nan"], "--guidance-interval"),
         ([run, "--steps", "0"], "num_inference_steps=0"),
         ([run, "--steps", "nan"], "nan"),
         ([run, "--npz", "a.npy"], "ends in .npz"),

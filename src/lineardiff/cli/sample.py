@@ -112,7 +112,7 @@ def run(words: Sequence[str]) -> None:
 
 
 def _open(model: str, *, vae: str | None) -> "tuple[LinearDiffPipeline, Path]":
-    """Return the pipeline of a run, of a checkpoint, of a folder or of the hub, and the folder of its weights."""
+    """Return the pipeline of a run, of a checkpoint, of a folder or of the hub, and where its weights are."""
     from lineardiff.pipelines.pretrained import find_pipeline, load_pipeline
     from lineardiff.runs import load_run
 
@@ -121,7 +121,7 @@ def _open(model: str, *, vae: str | None) -> "tuple[LinearDiffPipeline, Path]":
     except ValueError:  # no run
         found = find_pipeline(model)
         return load_pipeline(found, vae=vae), found
-    return run.pipeline(vae=vae), run.pipeline_folder
+    return run.pipeline(vae=vae), run.pipeline_source
 
 
 def _check(arguments: Sample) -> None:

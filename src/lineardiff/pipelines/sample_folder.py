@@ -120,7 +120,9 @@ def write_grid(path: Path, folder: Path, plan: Plan) -> None:
 
 
 def fingerprint_of(folder: Path) -> str:
-    """Return a fingerprint of the settings and weights of a saved pipeline."""
+    """Return a fingerprint of the settings and weights of a saved pipeline, or of a file of weights."""
+    if folder.is_file():
+        return fingerprint(read_blocks(folder))
     files = sorted(path for path in folder.rglob("*") if path.suffix in (".json", ".safetensors"))
     return fingerprint(
         block

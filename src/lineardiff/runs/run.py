@@ -188,8 +188,8 @@ class Run:
         config = self.config()
         if "objective" not in config:
             raise ValueError(f"{self.path} trained a classifier, which samples no images.")
-        if self._checkpoint is None and self._file is None and (self.path / _PIPELINE).is_dir():
-            return load_pipeline(self.path / _PIPELINE, vae=vae)
+        if self.pipeline_source.is_dir():
+            return load_pipeline(self.pipeline_source, vae=vae)
         vae = vae or (self.recipe().vae if (self.path / _RECIPE).is_file() else None)  # type: ignore[union-attr]
         return LinearDiffPipeline(
             transformer=self.model(),
@@ -201,11 +201,12 @@ class Run:
         )
 
     @property
-    def pipeline_folder(self) -> Path:
-        """The folder of the files that :meth:`pipeline` reads the weights from."""
-        if self._file is not None:
-            return self._file.parent
-        return self._checkpoint or self.path / _PIPELINE
+    def pipeline_source(self) -> Path:
+        """The folder or the file that :meth:`pipeline` reads the weights from."""
+        exported = self.path / _PIPELINE
+        if self._checkpoint is None and self._file is None and exported.is_dir():
+            return exported
+        return self._weights()
 
     def curves(self) -> Curves:
         """Return the rows of train.csv and validation.csv; a file that does not exist yet has none.
