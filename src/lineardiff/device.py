@@ -3,7 +3,7 @@
 import os
 import signal
 import traceback
-from collections.abc import Generator, Iterable, Sequence
+from collections.abc import Generator, Iterable, Mapping
 from datetime import timedelta
 from typing import TYPE_CHECKING, TypeVar
 
@@ -74,11 +74,13 @@ def join_processes(device: str | None = None) -> "tuple[PartialState, torch.devi
     return state, state.device if chosen is None else chosen
 
 
-def sum_over_processes(values: Sequence[float]) -> list[float]:
-    """Return the sums of `values` over all processes, in every process; those of one process are unchanged."""
+def sum_over_processes(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the sum of each value over all processes, in every process; a process may lack some names."""
     from accelerate.utils import gather_object
 
-    return [sum(column) for column in zip(*gather_object([list(values)]), strict=True)]
+    parts = gather_object([dict(values)])
+    names = dict.fromkeys(name for part in parts for name in part)
+    return {name: sum(part.get(name, 0) for part in parts) for name in names}
 
 
 def ignore_interrupts(worker: int) -> None:

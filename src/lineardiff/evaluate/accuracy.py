@@ -129,8 +129,8 @@ def accuracy(
         loss += float(F.cross_entropy(logits, labels, reduction="sum"))
         images += len(labels)
     if world_size > 1:
-        loss, *counts = sum_over_processes((loss, top1, top5, images))
-        top1, top5, images = map(int, counts)
+        sums = sum_over_processes({"loss": loss, "top1": top1, "top5": top5, "images": images})
+        loss, top1, top5, images = sums["loss"], int(sums["top1"]), int(sums["top5"]), int(sums["images"])
     if images == 0:
         raise ValueError(f"none of the {len(split)} {split.split} images of {split.source} can be decoded.")
     if images < len(split) and rank == 0:

@@ -188,8 +188,8 @@ class Run:
         config = self.config()
         if "objective" not in config:
             raise ValueError(f"{self.path} trained a classifier, which samples no images.")
-        if self.pipeline_source.is_dir():
-            return load_pipeline(self.pipeline_source, vae=vae)
+        if self._exported is not None:
+            return load_pipeline(self._exported, vae=vae)
         vae = vae or (self.recipe().vae if (self.path / _RECIPE).is_file() else None)  # type: ignore[union-attr]
         return LinearDiffPipeline(
             transformer=self.model(),
@@ -203,10 +203,13 @@ class Run:
     @property
     def pipeline_source(self) -> Path:
         """The folder or the file that :meth:`pipeline` reads the weights from."""
-        exported = self.path / _PIPELINE
-        if self._checkpoint is None and self._file is None and exported.is_dir():
-            return exported
-        return self._weights()
+        return self._exported or self._weights()
+
+    @property
+    def _exported(self) -> Path | None:
+        """The saved pipeline of a finished run; a checkpoint has none."""
+        folder = self.path / _PIPELINE
+        return folder if self._checkpoint is None and self._file is None and folder.is_dir() else None
 
     def curves(self) -> Curves:
         """Return the rows of train.csv and validation.csv; a file that does not exist yet has none.

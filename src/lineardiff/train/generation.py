@@ -108,17 +108,13 @@ class GenerationTask:
         size = self.recipe.batch_size // (self.recipe.accumulate * state.num_processes)
         batches = list(zip(*(tensor.split(size) for tensor in self._fixed), strict=True))
         sums: dict[str, float] = {}
-        for index, tensors in enumerate(batches):
-            if index % state.num_processes != state.process_index and index > 0:
-                continue  # every process computes the first batch, to know the names of the terms
+        for tensors in batches[state.process_index :: state.num_processes]:
             x, labels, t, noise = (tensor.to(device) for tensor in tensors)
             with torch.no_grad(), autocast(device, self.recipe.precision):
                 losses = self._objective.training_losses(_bind(model, labels), x, t, noise)
-            counts = index % state.num_processes == state.process_index
             for name, loss in losses.items():
-                sums[name] = sums.get(name, 0.0) + counts * float(loss.double().sum())
-        if state.num_processes > 1:
-            sums = dict(zip(sums, sum_over_processes(list(sums.values())), strict=True))
+                sums[name] = sums.get(name, 0.0) + float(loss.double().sum())
+        sums = sum_over_processes(sums)
         return {name: total / len(self._fixed[0]) for name, total in sums.items()}
 
     def picture(self, model: nn.Module) -> Tensor | None:
